@@ -12,9 +12,9 @@ stderr as soon as it is there: a lease of a GPU may end before the last.
 images_per_s: whole steps of `fit` at 224 px in bf16 (channels_last, flips and crops on the device,
 AdamW) after ten of them. `one_batch` is the limit; `real` decodes 500x375 JPEGs in threads, by our
 Feed from a Delta table where that is installed, else from a folder of files with the same decoder;
-`offload` decodes them in Ray tasks, where Ray is installed; `compiled` is one_batch under
-torch.compile. strategies: a rank for each GPU, 32 layers that hold
-302 million parameters, 64 images a rank; the most memory of a rank.
+`offload`, measured once, decodes them in Ray tasks, where Ray is installed; `compiled` is one_batch
+under torch.compile. strategies: a rank for each GPU, 32 layers that hold 302 million parameters, 64
+images a rank; the most memory of a rank.
 """
 
 from __future__ import annotations

@@ -36,9 +36,9 @@ from raypipe.feed.share import Share
 
 log = logging.getLogger("raypipe")
 
-# Threads that decode for a GPU, at most. They share the interpreter's lock with the thread that
-# starts its kernels: beside 16 of them a step took 1.8 times as long
-# (benchmarks/results/2026-11-26-gpu.md).
+# Threads that decode for a GPU, at most. Beside 16 of them a step took 1.8 times as long
+# (benchmarks/results/2026-11-26-gpu.md). They share the interpreter's lock with the thread that
+# starts the GPU's work.
 GPU_THREADS = 8
 CACHE_SHARE = 0.6  # of the object store's memory; trials and results need the rest
 

@@ -291,9 +291,9 @@ def _planned(job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledg
 
 def _has_more_threads(job: TrainJob) -> bool:
     """Has what runs in this process more threads than a trial? It has all of them."""
-    resources = ray.cluster_resources() if ray.is_initialized() else {}
-    on_gpu = torch.cuda.is_available() or wants_gpu(job.train, resources)
-    return job.train.workers == 1 and not on_gpu and torch.get_num_threads() > 1
+    if job.train.workers != 1 or torch.get_num_threads() == 1:
+        return False
+    return not wants_gpu(job.train, ray.cluster_resources())
 
 
 def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:

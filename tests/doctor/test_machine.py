@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import sysconfig
 import time
 from pathlib import Path
 
 import pytest
 
 from raypipe.doctor import packages
-from tests.doctor.conftest import Doctor
+from raypipe.version import VERSION
+from tests.doctor.conftest import ROOT, Doctor
 
 
 def test_a_token_that_others_may_read(doctor: Doctor) -> None:
@@ -22,6 +26,25 @@ def test_a_token_that_others_may_read(doctor: Doctor) -> None:
     told = doctor("--only", "token", "--fix")
     assert told.code == 0 and token.stat().st_mode & 0o777 == 0o600
     assert f"token: chmod 600 {token}" in told.err
+
+
+UNINSTALLED = """
+import sys
+sys.path[:] = [p for p in sys.path if "site-packages" not in p] + sys.argv[1:]
+from raypipe.doctor import machine
+from raypipe.registry import made_by
+print(machine.python(None)[0].state, made_by.code()["raypipe"])
+"""
+
+
+def test_code_that_lies_on_the_path_without_being_installed(tmp_path: Path) -> None:
+    """A job's folder may be all there is of raypipe; its packages are there."""
+    for one in Path(sysconfig.get_path("purelib")).iterdir():
+        if "raypipe" not in one.name:
+            (tmp_path / one.name).symlink_to(one)
+    command = [sys.executable, "-S", "-c", UNINSTALLED, str(ROOT), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.stdout.split() == ["warn", VERSION], done.stderr[-2000:]
 
 
 def test_authentication_that_is_off(doctor: Doctor) -> None:

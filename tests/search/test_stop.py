@@ -109,6 +109,19 @@ def test_trials_that_never_began_are_no_trials_without_an_improvement() -> None:
     assert not Stop(seen).stop_all()
 
 
+def test_trials_that_never_began_are_not_told_as_ended() -> None:
+    told: list[int] = []
+    seen = watch(listener=lambda done, total, standings: told.append(done))
+    trial(seen, "a", 0.5)
+    began, failed = Told("a", done=True), Told("b", done=True)
+    never = [Told(name, done=True) for name in "cde"]
+    seen.on_trial_error(0, [began, failed, *never], failed)
+    # It failed, and a restored search runs it again.
+    again = Told("b")
+    seen.on_trial_error(0, [began, again, *never], again)
+    assert told[-2:] == [2, 1]
+
+
 def test_a_trial_that_ends_again_after_a_restore_counts_once() -> None:
     seen = watch(patience=1)
     trial(seen, "a", 0.5)

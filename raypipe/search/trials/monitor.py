@@ -272,8 +272,9 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         standings = [self._standing(t) for t in trials if t.trial_id in self._best]
         sign = -1 if self._mode == "max" else 1
         standings.sort(key=lambda standing: sign * standing.best)
-        # Not all that Tune calls finished: at its end a search stops hundreds that never began.
-        self._listener(len(self._has_ended), self._total, standings)
+        # At its end a search stops hundreds of trials that never began: they are finished, too.
+        ended = [t for t in trials if t.is_finished() and t.trial_id in self._has_ended]
+        self._listener(len(ended), self._total, standings)
 
     def _standing(self, trial: Any) -> Standing:
         """The trial's line, made again only if it changed."""

@@ -88,10 +88,10 @@ def _largest_that_fits(
 
 
 def expected(job: TrainJob, classes: int, device: torch.device, gpu_share: float = 1.0) -> int:
-    """How many images of a step should fit into `gpu_share` of the device's memory; 8 if arithmetic
-    does not say it.
+    """How many images of a step should fit into `gpu_share` of the device's memory.
 
-    Counted on shapes alone, as `train.strategy=auto` does it (parallel/memory.py).
+    Counted on shapes alone, as `train.strategy=auto` does it (parallel/memory.py). 8 where shapes
+    do not say it.
     """
     model = ImageModel(job.model, classes)
     side_px = job.model.pixels
