@@ -23,7 +23,9 @@ Submit = Annotated[
 Detach = Annotated[
     bool,
     typer.Option(
-        "--detach", help="With --submit: end when the job is submitted, and print its id."
+        "--detach",
+        help="With --submit: end when the job is submitted, and print its id. "
+        "`raypipe jobs ADDRESS --follow ID` follows it.",
     ),
 ]
 

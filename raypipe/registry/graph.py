@@ -70,7 +70,8 @@ def description(package: Package) -> dict[str, Any]:
     return {
         "input": {"name": INPUT, "type": "uint8", "shape": ["batch", side, side, 3]},
         "preprocessing": [
-            "decode to RGB, 8 bits; of 16-bit grey the high byte; transparent pixels on white",
+            "decode to RGB, 8 bits; of 16-bit grey the high byte; transparent pixels on white; a "
+            "large JPEG at 1/2, 1/4 or 1/8 of its size, if that is not smaller than the side",
             "turn upright by the EXIF orientation",
             f"resize to {side} x {side} pixels: bilinear, antialiased; aspect is not kept",
         ],

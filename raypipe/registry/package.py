@@ -48,7 +48,7 @@ from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry import own_code
 
 # Format of the folder. Format 1 (ba74455 and before) has no such number, and is still read. Only an
-# ensemble needs format 3: every other package can be read by an older raypipe, too.
+# ensemble needs format 3.
 FORMAT, OF_ENSEMBLE = 2, 3
 MANIFEST = "manifest.json"
 SEVERITY = "severity.json"

@@ -198,8 +198,9 @@ class ImageTable:
                 raise DataError(
                     f"{self.uri}@v{delta.version()} has no column {name!r}",
                     rule=nearest(name, have),
-                    fix="Map names by `columns` of this table: table.columns, or "
-                    "watch.batch.columns of a batch",
+                    fix="Map names by `columns` of this table (table.columns, or "
+                    "watch.batch.columns of a batch), or ingest it (ingest.from.kind=delta), which "
+                    "adds image_id and split",
                 )
 
     def pin(self, version: int | str | None = None) -> TableVersion:

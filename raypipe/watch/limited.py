@@ -74,7 +74,7 @@ def compared(
             "Named slices need test images with ids of their own",
             got=f"{len(judged)} labelled test images, "
             f"{pc.count_distinct(judged['id']).as_py()} different ids",
-            fix="Set table.id_column to a column that names each image, or leave out gate.slices",
+            fix="Set table.columns.id to a column that names each image, or leave out gate.slices",
         )
     found = []
     for name, inside in ids.items():

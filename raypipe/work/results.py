@@ -132,7 +132,8 @@ class Registered:
         if self.model.version == self.champion.version:
             named = f"{self.model} (champion)"
         else:
-            stays = f"champion stays {self.champion}: raypipe retrain compares them"
+            way = f"raypipe promote --version {self.model.version} changes that"
+            stays = f"champion stays {self.champion}; {way}"
             named = f"{self.model}; {stays}"
         facts: Facts = {"validation": judged} if judged else {}
         if CALIBRATION in self.model.tags:

@@ -1,5 +1,5 @@
 """What a request may cost: its answer when it costs too much, the rate of a client, and the room
-for requests that are in the house."""
+for running requests."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Rates:
 
 @dataclass
 class Room:
-    """The requests in the house, and the bytes that are set aside for their bodies."""
+    """The running requests, and the bytes that are set aside for their bodies."""
 
     most: int
     most_bytes: int

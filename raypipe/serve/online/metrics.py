@@ -83,7 +83,7 @@ class Metrics:
         )
         self.in_house = Gauge(
             "raypipe_requests_in_progress",
-            "Requests in the house",
+            "Running requests",
             multiprocess_mode="livesum",
             registry=own,
         )

@@ -229,7 +229,7 @@ class _Listening:
         self.thread.start()
 
     def stop(self) -> None:
-        """Stop listening, and wait until the requests in the house have their answers."""
+        """Stop listening, and wait until the running requests have their answers."""
         self._uvicorn.should_exit = True
         self.thread.join(timeout=15)
 

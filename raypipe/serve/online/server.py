@@ -111,7 +111,7 @@ def running(
 ) -> Iterator[Server]:
     """A server on the cluster that this process is connected to; it stops when the block ends.
 
-    Requests in the house get their answers, and the request log is written. keepings: where each
+    Running requests get their answers, and the request log is written. keepings: where each
     replica keeps counts of its requests; on several nodes a place that all share.
 
     Raises what `check` does, ConfigError for a request log that other nodes do not share, and
