@@ -152,7 +152,7 @@ def judged(job: TrainJob, pinned: Pinned, unseen: Unseen, looks: int = 0) -> Jud
     everything = np.ones(len(scores_NC), bool)
     return Judged(
         split=unseen.split,
-        caution=_sample(pinned, unseen) + _caution(job, unseen, looks),
+        caution=_sample(pinned, unseen) + _caution(job, pinned, unseen, looks),
         quality=quality(task, scores_NC, targets_NC, _metrics(pinned, unseen, everything)),
         slices=_slices(job, pinned, unseen),
     )
@@ -164,9 +164,18 @@ def _sample(pinned: Pinned, unseen: Unseen) -> str:
     return f"Of {judged:,} of its {images:,} images, drawn evenly. " if judged < images else ""
 
 
-def _caution(job: TrainJob, unseen: Unseen, looks: int) -> str:
+def _caution(job: TrainJob, pinned: Pinned, unseen: Unseen, looks: int) -> str:
     """What else the split was used for: a number from it is only as good as its use."""
-    if unseen.split == job.feed.val:
+    judged = set(pinned.parts(unseen.split))
+    # As after a refit of a table without a test split.
+    if judged & set(pinned.parts(job.feed.train)):
+        return "The model was trained on them, so these numbers say nothing about other images."
+    if unseen.is_inherited:
+        return (
+            "The weights that it started from have learned from some of them, so these numbers are "
+            "too good."
+        )
+    if judged & set(pinned.parts(job.feed.val)):
         used = "It chose the epoch, and settings where there was a search"
         if unseen.calibrated is not None:
             used += ", and the temperature was fitted on it"

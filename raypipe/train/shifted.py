@@ -143,6 +143,8 @@ def _why_not(job: TrainJob, pinned: Pinned, unseen: Unseen) -> str:
     # On images that it was trained on, a model is right more often than on any others.
     if set(pinned.parts(unseen.split)) & set(pinned.parts(job.feed.train)):
         return f"the model was trained on images of {unseen.split}, and no others are labelled"
+    if unseen.is_inherited:
+        return f"the weights that it started from have learned from images of {unseen.split}"
     return ""
 
 

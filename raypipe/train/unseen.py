@@ -92,6 +92,8 @@ class Unseen:
     outcomes: Outcomes | None = None
     """Of the test split, which chose nothing; of these images where the table has none, unless
     the weights have learned from them."""
+    is_inherited: bool = False
+    """Have the weights that the training started from learned from some of them?"""
 
 
 def reference(
@@ -114,8 +116,11 @@ def reference(
     feed = job.feed
     split = feed.val
     trained_on_val = set(pinned.parts(feed.val)) <= set(pinned.parts(feed.train))
+    if not job.model.calibrate:  # a temperature is fitted on validation, never on test images
+        trained_on_val |= _has_inherited(pinned, feed.val, inherited_N2)
     if trained_on_val and pinned.counts[feed.test]:
         split = feed.test
+    is_inherited = _has_inherited(pinned, split, inherited_N2)
     predicted, labels_N, samples_N = _predicted(job, model, pinned, split, ALL)
     tested, tested_labels_N = predicted, labels_N
     if split != feed.test and pinned.counts[feed.test]:
@@ -137,7 +142,7 @@ def reference(
 
     if not job.model.calibrate:
         kept = outcomes_of(tested)
-        return Unseen(split, predicted, labels_N, samples_N=samples_N, outcomes=kept)
+        return Unseen(split, predicted, labels_N, None, samples_N, kept, is_inherited)
 
     # Fitted on these images, and measured on others.
     targets_NC = _targets(pinned, labels_N)
@@ -164,7 +169,7 @@ def reference(
     kept = outcomes_of(mended)
     scores_NC = _tempered(kind, predicted.scores_NC, chosen.kept)
     predicted = replace(predicted, scores_NC=scores_NC)
-    return Unseen(split, predicted, labels_N, calibrated, samples_N, kept)
+    return Unseen(split, predicted, labels_N, calibrated, samples_N, kept, is_inherited)
 
 
 def _outcomes(
@@ -174,6 +179,14 @@ def _outcomes(
     error_N = outcomes.errors(task, said.scores_NC, _targets(pinned, labels_N))
     sure_N = outcomes.sure(task, said.scores_NC)
     return Outcomes(error_N, sure_N, said.domains or (), said.groups, split, chose)
+
+
+def _has_inherited(pinned: Pinned, split: str, inherited_N2: np.ndarray) -> bool:
+    """Has an ancestor learned from rows of the split?"""
+    if not len(inherited_N2):
+        return False
+    rows_N2 = learned.rows_of(pinned, pinned.version, pinned.rows_of(split))[1]
+    return bool(learned.is_among(rows_N2, inherited_N2).any())
 
 
 def _is_new(pinned: Pinned, split: str, ids: Sequence[str], inherited_N2: np.ndarray) -> np.ndarray:
@@ -196,7 +209,8 @@ def _tempered(kind: Kind, scores_NC: np.ndarray, temperature: float) -> np.ndarr
 
 
 def test(planned: trainer.Plan, result: TrainResult) -> dict[str, float]:
-    """Metrics of the result on the split feed.test (test_accuracy, …); {} if it has no rows.
+    """Metrics of the result on the split feed.test (test_accuracy, …); {} if it has no rows, or
+    any that were trained on.
 
     The images are predicted as the package predicts them. The metrics are stored beside the result,
     and computed once.
@@ -205,7 +219,7 @@ def test(planned: trainer.Plan, result: TrainResult) -> dict[str, float]:
     if not stored.exists():
         job, pinned = planned.job, planned.pinned
         split = job.feed.test
-        if not pinned.counts[split]:
+        if not pinned.counts[split] or _is_trained_on(job, pinned):
             return {}
         model = trainer.assemble(job, result)
         predicted, labels_N = predict_split(job, model, pinned, split)
@@ -213,9 +227,16 @@ def test(planned: trainer.Plan, result: TrainResult) -> dict[str, float]:
     return metrics_of(json.loads(stored.read_text()))
 
 
+def _is_trained_on(job: TrainJob, pinned: Pinned) -> bool:
+    """Are images of feed.test trained on? Then its metrics are none of a test."""
+    return bool(set(pinned.parts(job.feed.test)) & set(pinned.parts(job.feed.train)))
+
+
 def _store_test(
     job: TrainJob, folder: Path, pinned: Pinned, predicted: Reference, labels_N: np.ndarray
 ) -> None:
+    if _is_trained_on(job, pinned):
+        return
     # A copy: labels in Ray's object store are read-only.
     labels = torch.tensor(labels_N)
     scores = torch.from_numpy(predicted.scores_NC)

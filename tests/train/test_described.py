@@ -67,7 +67,7 @@ def test_numbers_of_a_test_split_say_how_often_it_was_looked_at(jobs: Jobs) -> N
 def test_a_large_split_judges_by_a_sample_and_the_card_says_so(
     changes: dict[str, Any], jobs: Jobs
 ) -> None:
-    job = jobs(**{"train.epochs": 1, "feed.test": "train"} | changes)
+    job = jobs(**{"train.epochs": 1, "feed.test": "val"} | changes)
     result = trainer.run(job)
     planned = trainer.plan(job)
     model = trainer.assemble(job, result)
@@ -88,7 +88,17 @@ def test_a_large_split_judges_by_a_sample_and_the_card_says_so(
 
     assert f"Of {most} of its {len(labels_N)} images, drawn evenly" in published(sampled)
     tested = unseen.test(planned, result)
-    assert tested["test_images"] == most < planned.pinned.counts["train"]
+    assert tested["test_images"] == most < planned.pinned.counts["val"]
+
+
+def test_images_that_were_trained_on_are_no_test(jobs: Jobs) -> None:
+    """After a refit of a table without a test split, and where feed.test says so."""
+    both = jobs(**{"train.epochs": 1, "feed.train": "train+val"})
+    assert "The model was trained on them" in published(both)
+    named = jobs(**{"train.epochs": 1, "feed.train": "train+val", "feed.test": "val"})
+    assert "The model was trained on them" in published(named)
+    planned, result = trainer.plan(named), trainer.run(named)
+    assert unseen.test(planned, result) == {} and not (planned.folder / unseen.TEST).exists()
 
 
 def test_numbers_have_a_distribution_of_labels(

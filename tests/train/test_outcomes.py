@@ -7,7 +7,7 @@ import pytest
 from raypipe.feed.dataset import pin
 from raypipe.models.outcomes import Outcomes
 from raypipe.models.zoo import ImageModel
-from raypipe.train import learned, unseen
+from raypipe.train import learned, shifted, unseen
 
 from .conftest import Jobs
 
@@ -40,6 +40,28 @@ def test_a_model_is_not_measured_on_images_that_it_was_trained_on(jobs: Jobs) ->
     """After a refit on both splits, without test images: it is right there, and nowhere else."""
     assert outcomes_of(jobs, **{"feed.train": "train+val"}) is None
     assert outcomes_of(jobs, **{"feed.test": "train"}) is None
+
+
+@pytest.mark.parametrize("calibrate", [False, True])
+@pytest.mark.parametrize("inherited", [0, 3])
+def test_a_reference_is_not_of_images_that_an_ancestor_has_learned_from(
+    jobs: Jobs, inherited: int, calibrate: bool
+) -> None:
+    """A champion's refit has learned from validation, and a challenger may start from its weights.
+
+    A temperature is never fitted on test images, whatever validation is worth.
+    """
+    for test in ("test", "train"):
+        job = jobs(**{"feed.test": test, "model.calibrate": calibrate})
+        pinned = pin(job.table, job.feed)
+        model = ImageModel(job.model, len(pinned.classes))
+        rows_N2 = learned.rows_of(pinned, pinned.version, pinned.rows_of("val"))[1][:inherited]
+        found = unseen.reference(job, model, pinned, job.run.path, rows_N2)
+        leaves = inherited > 0 and test == "train" and not calibrate
+        assert found.split == ("train" if leaves else "val")
+        assert found.is_inherited == (inherited > 0 and not leaves)
+        why = shifted._why_not(job, pinned, found)
+        assert ("started from have learned from images of val" in why) == found.is_inherited
 
 
 def test_images_that_an_ancestor_has_learned_from_have_no_outcome(jobs: Jobs) -> None:
