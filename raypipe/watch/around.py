@@ -63,6 +63,9 @@ def challenger(
             *(refit or {}),
         )
         changes |= {name: _value(job, name) for name in changed if name not in changes}
+        if changes.get("model.side_px", "") is None:
+            # The backbone's own may be larger than what any model had until now.
+            del changes["model.side_px"]
     return replace(champions, changes | _sampling(job, watch, champions, sources))
 
 
@@ -86,6 +89,11 @@ def _sampling(
     if wanted == "weighted":
         weights = job.feed.weights or weights
     return {"feed.sampling": wanted, "feed.mix": mix, "feed.weights": weights}
+
+
+def is_search(watch: WatchConfig, refit: dict[str, Any] | None) -> bool:
+    """Is a challenger searched for? Of the champion's settings alone, too, if a refit follows."""
+    return watch.retrain_samples > 1 or refit is not None
 
 
 def searched(

@@ -52,7 +52,7 @@ def begin(
     """
     known_N2 = seen_by(package, pinned)
     weights, inherited_N2, version = "", learned.NONE_N2, None
-    cold = _why_cold(job, watch, package, known_N2)
+    cold = _why_cold(job, watch, package, known_N2, pinned)
     if cold:
         say(f"Starting from {_fresh(job)}, not from the champion's weights: {cold}")
     else:
@@ -99,7 +99,11 @@ def seen_by(package: Package, pinned: Pinned) -> np.ndarray | None:
 
 
 def _why_cold(
-    job: TrainJob, watch: WatchConfig, package: Package, known_N2: np.ndarray | None
+    job: TrainJob,
+    watch: WatchConfig,
+    package: Package,
+    known_N2: np.ndarray | None,
+    pinned: Pinned,
 ) -> str:
     """Why the challenger cannot start from the champion's weights; "" if it can."""
     if watch.retrain_from == "pretrained":
@@ -115,11 +119,20 @@ def _why_cold(
     if known_N2 is None:
         # Test rows that its weights know could not be told from others.
         return "nobody can tell which rows they have learned from"
+    if watch.retrain_from == "auto" and _knows_validation(job, pinned, known_N2):
+        # As after a refit. Epochs and trials would be chosen by what is remembered.
+        return "they have learned from most validation images, which would choose between trials"
     try:
         start.require_same(package, job.model, Path(str(package.folder or package.seal)))
     except ConfigError as e:
         return e.rule
     return ""
+
+
+def _knows_validation(job: TrainJob, pinned: Pinned, known_N2: np.ndarray) -> bool:
+    """Are more than half of the validation rows among these?"""
+    rows_N2 = learned.rows_of(pinned, pinned.version, pinned.rows_of(job.feed.val))[1]
+    return bool(learned.is_among(rows_N2, known_N2).mean() > 0.5)
 
 
 def _fresh(job: TrainJob) -> str:

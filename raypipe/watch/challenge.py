@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from raypipe.cluster import usage
 from raypipe.feed.dataset import Pinned, pin
@@ -83,7 +82,8 @@ def search(
     base, asked = around.searched(cfg, watch, first)
     trials = asked.samples
     where = _table(first)
-    say(f"Searching for a challenger on {where}: {trials} trials around the champion's settings")
+    some = f"{trials} trials around" if trials > 1 else "one trial of"
+    say(f"Searching for a challenger on {where}: {some} the champion's settings")
     if first.feed.sampling == "sources":
         how = "equally often" if first.feed.mix is None else f"by {first.feed.mix}"
         say(f"Sources are drawn {how}")
@@ -118,15 +118,16 @@ def search(
 def of_heads(
     store: Store,
     members: Sequence[Member],
-    wanted: dict[str, Any] | None,
+    cfg: SearchConfig,
     first: TrainJob,
     opened: Pinned,
     say: Callable[[str], None],
     why: CalledFor,
     monitors: Sequence[Monitor] = (),
 ) -> Challenger:
-    """The champion's heads, all fitted to the new rows. wanted: search.refit."""
-    of_each = heads.jobs(members, first, wanted)
+    """The champion's heads, all fitted to the new rows, within search.limits."""
+    of_each = heads.jobs(members, first, cfg.refit)
+    heads.check(members, of_each, cfg.limits, lambda job: _pin(job, opened))
     say(f"Fitting the champion's {len(members)} heads to {_table(first)}, {of_each[0].feed.train}")
     found = heads.fitted(members, of_each, lambda job: _pin(job, opened), monitors)
     telling.finished(monitors, found.plan.job, found.best)

@@ -9,15 +9,19 @@ had. That takes seconds, so there is nothing to search.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace as with_
 from typing import Any
 
-from raypipe.config import replace
+from raypipe.config import key_of, replace
+from raypipe.errors import ConfigError
 from raypipe.feed.dataset import Pinned
 from raypipe.models.ensemble import Member
+from raypipe.models.zoo import ModelConfig
 from raypipe.monitor.monitor import Monitor
 from raypipe.registry.package import Package
-from raypipe.search import refit, refit_together
+from raypipe.search import refit, refit_together, variants
 from raypipe.search.leaderboard import SearchResult
+from raypipe.search.limits import SearchLimits
 from raypipe.search.refit_together import Again
 from raypipe.train import telling, trainer
 from raypipe.train.job import TrainJob
@@ -27,7 +31,8 @@ from raypipe.watch.settings import WatchConfig
 def of_champion(package: Package, first: TrainJob, watch: WatchConfig) -> tuple[Member, ...]:
     """The champion's members if all are heads that are fitted at once; else none.
 
-    first: the challenger's job, with the settings of the first one. Somebody who says what is drawn
+    first: the challenger's job, with the settings of the first one. Its solver fits the others,
+    too: a package does not say which of them learned by steps. Somebody who says what is drawn
     wants a search.
     """
     searched = watch.retrain_samples > 1 and watch.retrain_space is not None
@@ -47,7 +52,40 @@ def jobs(
     # In this process: it takes no steps that workers could share.
     both = {} if wanted is None else refit.splits(first)
     changes = {"train.workers": 1, "train.strategy": "single"} | both
-    return [replace(first, {"model": one.model.model_dump()} | changes) for one in members]
+    return [replace(first, {"model": _asked(one.model, first.model)} | changes) for one in members]
+
+
+def _asked(model: ModelConfig, first: ModelConfig) -> dict[str, Any]:
+    """A member's model as a user asks for it: a package has the architecture of a provider's
+    backbone in place of its name, which alone leads to pretrained weights."""
+    written = model.model_dump()
+    if (model.name, model.options) == first.backbone.resolved:
+        written |= {"name": first.name, "options": first.options}
+    return written
+
+
+def check(
+    members: Sequence[Member],
+    of_each: Sequence[TrainJob],
+    limits: SearchLimits,
+    pinned: Callable[[TrainJob], Pinned],
+) -> None:
+    """Raise ConfigError if the heads, fitted by these jobs, break a limit: more rows give a kernel
+    head more landmarks."""
+    if not limits.of_models:
+        return
+    rows = pinned(of_each[0])
+    both = zip(members, of_each, strict=True)
+    asked = [with_(member, model=job.model) for member, job in both]
+    # With other rows they are measured again.
+    folder = of_each[0].run.path / "heads" / key_of(rows.version.identity, of_each[0].feed.train)
+    why = variants.of_members(asked, rows, of_each[0], folder).breaks(limits)
+    if why:
+        raise ConfigError(
+            "The champion's heads, fitted to these rows, would break search.limits",
+            got=why,
+            fix="Raise the limit, or set watch.retrain_space, which searches for another model",
+        )
 
 
 def fitted(

@@ -280,9 +280,9 @@ def _retrain(
     members = heads.of_champion(package, first, cfg.watch)
     if members:
         challenger, trained, device_s = challenge.of_heads(
-            store, members, cfg.search.refit, first, pinned, say, why, monitors
+            store, members, cfg.search, first, pinned, say, why, monitors
         )
-    elif cfg.watch.retrain_samples > 1:
+    elif around.is_search(cfg.watch, cfg.search.refit):
         search = within_budget(cfg.search, _left_h(cfg.watch, held, spent_h))
         challenger, trained, device_s = challenge.search(
             store, search, cfg.watch, first, pinned, say, why, monitors

@@ -92,6 +92,27 @@ def test_a_champion_that_was_trained_on_validation_rows_is_judged_on_them_no_mor
     }
 
 
+def test_the_resolution_stays_that_of_the_champion_where_the_job_names_none() -> None:
+    """A refit within a budget may have kept 96 px; the own 224 px would take five times as long."""
+    refitted = changed(feed__train="train+val", model__side_px=96)
+    refit = {"refit": {"model.side_px": 224}}
+    assert challenger(job(search=refit), refitted, 9, ["old"]).model.pixels == 96
+    named = job(search=refit, model={"side_px": 64})
+    assert challenger(named, refitted, 9, ["old"]).model.pixels == 64
+
+
+def test_one_trial_is_trained_again_if_a_refit_is_asked_for() -> None:
+    alone = job(watch={"retrain_samples": 1})
+    assert not around.is_search(alone.watch, alone.search.refit)
+    again = job(watch={"retrain_samples": 1}, search={"refit": {"train.epochs": 40}})
+    assert around.is_search(again.watch, again.search.refit)
+    first = challenger(again, CHAMPION, 9, ["old"])
+    wanted, search = searched(again, first)
+    (only,) = plan(wanted, search, spaces.parse(search.space or {}, wanted), [])
+    assert (only["train.lr"], only["model.dropout"]) == (0.002, 0.3)
+    assert search.refit is not None and search.refit["train.epochs"] == 40
+
+
 @pytest.mark.parametrize(
     ("champions", "asked", "sources", "is_"),
     [

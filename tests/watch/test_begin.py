@@ -303,6 +303,29 @@ def test_a_list_of_rows_that_was_altered_is_refused_and_one_of_all_rows_too(
         pin(job.table, job.feed.model_copy(update={"leave_out": str(plain)}))
 
 
+@pytest.mark.parametrize("watch", ["auto", "champion"])
+@pytest.mark.parametrize("learned_from", ["train", "train+val"])
+def test_weights_that_know_the_validation_images_are_no_start(
+    tmp_path: Path, watch: str, learned_from: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a refit, validation would choose between trials that remember it. Who asks for these
+    weights gets them."""
+    monkeypatch.setattr(begin.start, "require_same", lambda *given: None)
+    monkeypatch.setattr(begin, "_placed", lambda package, place: place)
+    job = job_at(tmp_path)
+    job = job.model_copy(update={"model": job.model.model_copy(update={"mode": "finetune"})})
+    pinned = add(job, NAMES, SPLITS)
+    known = learned.rows_of(pinned, pinned.version, pinned.rows_of(learned_from))[1]
+    package = of(known)
+    package.folder = tmp_path  # type: ignore[misc]
+    said: list[str] = []
+    cfg = WatchConfig(retrain_from=watch)  # type: ignore[arg-type]
+    first, _ = begin.begin(job, cfg, CHAMPION, package, pinned, said.append)
+    is_cold = watch == "auto" and learned_from == "train+val"
+    assert (first.train.start_from is None) == is_cold, said
+    assert ("learned from most validation images" in said[0]) == is_cold
+
+
 @pytest.mark.parametrize(
     ("watch", "why"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as replace_
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,11 +10,13 @@ from typing import Any, cast
 import pytest
 
 from raypipe.config import replace, validate
+from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.models.ensemble import EnsembleModel, Member
 from raypipe.models.zoo import ModelConfig
 from raypipe.registry.package import Package
+from raypipe.search.limits import SearchLimits, Variant
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import TableConfig
 from raypipe.train import trainer
@@ -69,6 +72,32 @@ def test_each_head_is_fitted_with_its_own_model_and_side() -> None:
     assert two.feed == first.feed
     one, two = heads.jobs(members(), first, {"model.side_px": 224})
     assert one.feed.train == two.feed.train == "train+val" and two.model.pixels == 48
+
+
+def test_a_backbone_of_a_provider_is_asked_for_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its package has the architecture alone, which has no pretrained weights."""
+    first = job().training
+    written = ("hf:vit", {"width": 8})
+    backbone = replace_(first.model.backbone, resolved=written)
+    monkeypatch.setattr(ModelConfig, "backbone", property(lambda self: backbone))
+    one = replace_(members()[0], model=first.model.resolved())
+    assert (one.model.name, one.model.options) == written
+    (again,) = heads.jobs((one,), first, None)
+    assert (again.model.name, again.model.options) == (STAGES, first.model.options)
+
+
+def test_heads_that_would_break_a_limit_with_more_rows_are_not_fitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = job(**{"run.dir": str(tmp_path)}).training
+    whole = Variant("An ensemble", 1.0, 0.9, 1.1, size_mb=20.0)
+    monkeypatch.setattr(heads.variants, "of_members", lambda *given: whole)
+    rows: Any = SimpleNamespace(version=SimpleNamespace(identity="t@1"))
+    of_each = heads.jobs(members(), first, None)
+    heads.check(members(), of_each, SearchLimits(size_mb=21.0), lambda job: rows)
+    heads.check(members(), of_each, SearchLimits(), lambda job: pytest.fail("nothing to look at"))
+    with pytest.raises(ConfigError, match=r"break search\.limits.*20 MB of weights.*retrain_space"):
+        heads.check(members(), of_each, SearchLimits(size_mb=19.0), lambda job: rows)
 
 
 @pytest.mark.usefixtures("ray_session")

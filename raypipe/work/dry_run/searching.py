@@ -20,7 +20,7 @@ from raypipe.search.space.space import Space
 from raypipe.search.trials.trial import data_key
 from raypipe.search.trials.trial_resources import plan_resources
 from raypipe.train.job import TrainJob
-from raypipe.watch import around, labels
+from raypipe.watch import around, heads, labels
 from raypipe.work.dry_run import training
 from raypipe.work.dry_run.at import At, check_registry, data, model_facts, training_job, unfound
 from raypipe.work.dry_run.predicting import champion, predictions
@@ -175,11 +175,18 @@ def retrain(at: At) -> Planned:
         facts = {f"check: {name}": value for name, value in facts.items()}
 
     # A challenger starts from the champion's settings, not from the job's.
-    theirs = validate(TrainJob, champion(job).info["config"])
+    package = champion(job)
+    theirs = validate(TrainJob, package.info["config"])
     labelled = labels.labelled_by_source(job.training, pinned)
     version = pinned.version.version
     first = around.challenger(job.training, job.watch, job.search.refit, theirs, version, labelled)
-    if job.watch.retrain_samples > 1:
+    members = heads.of_champion(package, first, job.watch)
+    if members:
+        of_first, *others = heads.jobs(members, first, job.search.refit)
+        trained, found, missing = training.parts_of(at, of_first)
+        found["challenger"] = f"the champion's {len(members)} heads, fitted again"
+        missing = [*missing, *(["what the other heads read"] if others else [])]
+    elif around.is_search(job.watch, job.search.refit):
         base, cfg = around.searched(job.search, job.watch, first)
         trained, found, missing = _search(at, base, cfg)
     else:
