@@ -48,7 +48,7 @@ TRIAL_S, OF_TRIAL = 0.06, 0.01
 # A forward pass of EfficientNet-Lite0 at 224 px on one core: before anything was measured.
 GUESSED_IMAGES_PER_S = 40.0
 # Estimates may be wrong: this part of the ending is kept beside it, and of the whole budget.
-ENDING_MARGIN, MARGIN = 0.15, 0.01
+ENDING_MARGIN, MARGIN = 0.15, 0.005
 
 # A refit of fewer epochs learns less than its trial has learned already.
 FEWEST_EPOCHS = 3
@@ -60,8 +60,9 @@ MOST_LARGER = 2.5
 # blocks, two cores: 23 images/s at 224 px beside another one, 40 alone; 64 and 99 at 128 px.
 # Augmentation gains less.
 ALONE = 1.4
-# The same of predictions when trials have ended; batch norms are folded, besides. 8,392 of them at
-# 224 px took less than 89 s, and 53 a second were expected by the trial's rate: 1.8 times as fast.
+# The same of predictions when trials have ended; batch norms are folded, besides. In two runs 5,248
+# of them at 224 px took 77 and 57 s, and 53 a second were expected by the trial's rate: 1.3 and 1.7
+# times as fast.
 PREDICTS_ALONE = 1.6
 
 
@@ -222,17 +223,19 @@ def plan_refit(
     images: int,
     most_epochs: int,
     sides: tuple[int, ...],
+    without_s: float = 0.0,
 ) -> Refit | str:
     """The refit that fits, at the first of these sides for which its epochs fit; else why none.
 
-    images: that it trains on in an epoch. sides: the wanted resolution first, the trial's last.
+    ending: that of a refit. images: that it trains on in an epoch. sides: the wanted resolution
+    first, the trial's last. without_s: what the ending takes if the refit comes to nothing.
     """
     needs, room_s = "", 0.0
     for side_px in sides:
         larger = side_px / speed.side_px
         if larger > MOST_LARGER:
             continue
-        room_s = usable(budget_s) - spent_s - ending.at(larger).seconds
+        room_s = usable(budget_s) - spent_s - max(ending.at(larger).seconds, without_s)
         epoch_s = images / speed.train_images_per_s * larger**2
         fewest = FEWEST_EPOCHS if side_px == speed.side_px else FEWEST_AT_OTHER_SIDE
         fewest = min(fewest, most_epochs)

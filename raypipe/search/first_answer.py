@@ -254,7 +254,8 @@ def _fitted(job: TrainJob, changes: dict[str, Any], data: Data, folder: Path, na
         state = train_rank(job, data, newest(target), saver, lambda metrics, state: None)
     metric = metric_of(state.history[0], job.train.stopping.metric)
     usable = state.best_epoch >= 0 and not math.isnan(metric)
-    seconds = time.perf_counter() - began
+    # One that is read again took what its fit took.
+    seconds = max(time.perf_counter() - began, state.seconds)
     return Trial(
         name=name,
         changes=changes,

@@ -475,7 +475,8 @@ def trial_of(
     trials: Path,
     check_weights: bool = True,
 ) -> Trial:
-    """The trial of one of Tune's results, with the checkpoint of its best usable epoch.
+    """The trial of one of Tune's results, with the checkpoint of its best usable epoch, or of its
+    last one, as train.result says.
 
     trials: the folder of all trials' checkpoints. check_weights: read them all, and take no epoch
     whose weights are not finite.
@@ -500,6 +501,8 @@ def trial_of(
     usable = [epoch for epoch in values if not math.isnan(values[epoch])]
     sign = -1 if mode == "max" else 1
     usable.sort(key=lambda epoch: (sign * values[epoch], epoch))
+    if changes.get("train.result", train.result) == "last":
+        usable.sort(reverse=True)
     # Loading weights is slow, so it stops at the first epoch whose weights are finite.
     sound = _has_finite_weights if check_weights else lambda _: True
     best = next((epoch for epoch in usable if sound(kept[epoch][1])), None)

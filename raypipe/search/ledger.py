@@ -54,6 +54,8 @@ class Ledger:
         self.refits = False
         self.splits: tuple[int, ...] = ()
         """How many images validation and test have."""
+        self.tests = 0
+        """How many test has: they alone judge a refit, which has learned from validation."""
         self.views = 1
         """Predictions of an image."""
         self.judged_images: int | None = None
@@ -111,8 +113,8 @@ class Ledger:
         """The cluster runs: what this took tells how fast the host is."""
         self.start_s = self.lap("start")
 
-    def ending(self, trials: int, speed: Speed | None) -> Ending:
-        """What the end is expected to take, from what was measured so far."""
+    def ending(self, trials: int, speed: Speed | None, refit: bool = False) -> Ending:
+        """What the end is expected to take, from what was measured so far; refit: that of one."""
         if self.budget_s is None:
             return Ending(0, self.start_s, trials)
         rate = self.rate(speed)
@@ -121,7 +123,8 @@ class Ledger:
         others_s = others / rate + self.others_s / self.views
         together = 1 / (1 / rate + others_s)
         most = budget.judged_images(self.budget_s, together, self.views, self.judged_images)
-        judged = self.views * sum(min(most, images) for images in self.splits)
+        splits = (self.tests,) if refit and self.tests else self.splits
+        judged = self.views * sum(min(most, images) for images in splits)
         choosing_s = self.combined / rate + self.views * self.chosen / together
         if self.combined:
             choosing_s = max(budget.LEAST_CHOOSING_S, choosing_s)

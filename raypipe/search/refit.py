@@ -16,7 +16,7 @@ from typing import Any
 
 from raypipe.config import replace
 from raypipe.errors import ConfigError, DataError
-from raypipe.feed.dataset import pin
+from raypipe.feed.dataset import Pinned, pin
 from raypipe.models import finite
 from raypipe.search import contenders
 from raypipe.search.leaderboard import SearchResult
@@ -25,7 +25,9 @@ from raypipe.train import checkpoint, trainer
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.loop import Report
 from raypipe.train.measure.meter import ReportPosition
+from raypipe.train.pace import ANNEALED
 from raypipe.train.spark_place import refuse
+from raypipe.train.stopping import FITTED
 
 _SHAPE = {"model.name", "model.mode", "model.options"}  # with others, weights do not fit
 
@@ -41,6 +43,21 @@ def check(job: TrainJob, cfg: SearchConfig) -> None:
     if cfg.first_answer:
         for head in _heads(job):
             _refitted(head, changes, "search.first_answer=false")
+
+
+def check_splits(job: TrainJob, cfg: SearchConfig, pinned: Pinned) -> None:
+    """Raise ConfigError if a refit would train on test images, which are to judge its model."""
+    if cfg.refit is None:
+        return
+    feed = job.feed
+    both = set(pinned.parts(feed.val)) & set(pinned.parts(feed.test))
+    if both:
+        raise ConfigError(
+            f"search.refit trains on validation images, and {sorted(both)[0]!r} is the test, too",
+            got=f"feed.val={feed.val}, feed.test={feed.test}",
+            rule="What is trained on says nothing about new images",
+            fix="Give the table three splits (raypipe ingest makes them), or set search.refit=null",
+        )
 
 
 def _refitted(job: TrainJob, changes: dict[str, Any], without: str) -> TrainJob:
@@ -148,6 +165,21 @@ def refit(
     )
 
 
+def unfinished(done: SearchResult) -> str | None:
+    """Why a refit is no model; None: it came to the end of its schedule.
+
+    A rule of train.stopping, the clock or a loss of NaN may have ended it before.
+    """
+    # A head that is fitted at once has no schedule.
+    if done.best.stopped == FITTED:
+        return None
+    share = len(done.best.history) / done.job.train.epochs
+    if done.job.train.anneal_s is not None:
+        state = checkpoint.read(Path(done.best.checkpoint)).state
+        share = state.progress or 0.0
+    return None if share >= ANNEALED else f"it came to {share:.0%} of its schedule"
+
+
 def without_validation(trained: TrainResult) -> TrainResult:
     """The result without its metrics on validation images."""
     history = tuple(
@@ -191,4 +223,7 @@ def splits(job: TrainJob) -> dict[str, Any]:
     # The splits are written as names joined by +; validation may be part of training already.
     included = val == train or train.endswith(f"+{val}")
     both = train if included else f"{train}+{val}"
-    return {"feed.train": both, "train.result": "last", "train.stopping.patience": None}
+    # Rules that judge by validation would judge by what was trained on.
+    ruled = ("patience", "target", "plateau")
+    blind = {f"train.stopping.{rule}": None for rule in ruled}
+    return {"feed.train": both, "train.result": "last", **blind}

@@ -14,11 +14,11 @@ as in a refit of one trial (refit.py); AutoGluon does so for every model (`refit
 
 Where all members are heads, the best fine-tuned trial joins them with half of the weight, if the
 refit trains it longer or with more pixels, and validation cannot tell its accuracy from theirs: it
-lies in the interval of TOLD standard errors around theirs. Trials are short and small, so heads
-lead in most searches; the refit is what a fine-tuned model can become in the time that is left. If
-it comes to nothing, or its weights are damaged, the heads are fitted again without it. Where a
-search is judged by another share, as val_balanced_accuracy, that one counts: with rare classes, who
-knows none of them is right as often.
+lies in the interval of TOLD standard errors around theirs, and at most BEHIND below them. Trials
+are short and small, so heads lead in most searches; the refit is what a fine-tuned model can become
+in the time that is left. If it comes to nothing, or its weights are damaged, the heads are fitted
+again without it. Where a search is judged by another share, as val_balanced_accuracy, that one
+counts: with rare classes, who knows none of them is right as often.
 
 It is all or nothing: if one member cannot be trained again, the ensemble stays as validation chose
 it. What is trained is kept by content in the run's folder, so a killed command finds it again.
@@ -62,6 +62,10 @@ TOLD = 3.0
 them: that of 393 images which are all right ends at .978. After four epochs at 128 px the best of
 six trials on solar cells was 2.6 behind the heads (.83 and .87 of 393 images). Its refit has three
 times as many epochs, on a quarter more images."""
+
+BEHIND = 0.1
+"""Of accuracy, at most, whatever the interval says: that of five images which are all right begins
+at .36."""
 
 ACCURACIES = ("val_accuracy", "val_balanced_accuracy", "val_f1")
 """Metrics of which an accuracy's interval says enough."""
@@ -171,6 +175,7 @@ def _rival(found: SearchResult, wanted: Mapping[str, Any]) -> str | None:
     images = found.pinned.counts[found.job.feed.val]
     # Wilson's, because sqrt(p (1 - p) / n) is 0 where all images were right: then none could join.
     least, _ = wilson(known, max(1, images), TOLD)
+    least = max(least, known - BEHIND)
     return best.name if not math.isnan(known) and reached >= least else None
 
 
@@ -216,7 +221,11 @@ def refitted(
         log.warning("No refit: %s", again)
         return found
     if not is_of_several(found, again):
-        return train(refit.job_of(job, wanted, found), found)
+        done = train(refit.job_of(job, wanted, found), found)
+        why = refit.unfinished(done)
+        if why is not None:
+            log.warning("No refit: %s", why)
+        return done if why is None else found
     side = side_px(wanted, found, again, cfg)
     heads = side if isinstance(side, str) else heads_again(job, found, again, train)
     if isinstance(heads, str):
@@ -231,6 +240,10 @@ def refitted(
             if e.what != DIVERGED:
                 raise
             log.warning("No refit: %s", e)
+            return without_rival(found, again, heads)
+        why = refit.unfinished(heads[again.tuned])
+        if why is not None:
+            log.warning("No refit: %s", why)
             return without_rival(found, again, heads)
     return combined(found, again, heads)
 

@@ -88,6 +88,11 @@ def make(
     return soup
 
 
+def forget(folder: Path) -> None:
+    """Remove what `make` wrote: a killed search that goes on may end with another best trial."""
+    (folder / FILE).unlink(missing_ok=True)
+
+
 def read(folder: Path) -> Soup | None:
     """The soup that `make` wrote into `folder`; None if it wrote none."""
     file = folder / FILE

@@ -65,6 +65,7 @@ from raypipe.search.trials.trial import data_key, folder_name
 from raypipe.search.trials.trial_data import decoded_images, prepare_data
 from raypipe.search.trials.trial_resources import gpu_share, plan_resources
 from raypipe.search.warm_start import earlier
+from raypipe.train import checkpoint
 from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import check_workers, require_shared_folder, wants_gpu
@@ -150,6 +151,7 @@ def search(
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
     job = one_worker(job)
     cfg, space = check(job, cfg, rows.counts)
+    refit.check_splits(job, cfg, rows)
     job = space.job
     # Trials share what is found: one batch size and learning rate for all, unless they draw them.
     share = gpu_share(job, cfg)
@@ -212,6 +214,8 @@ def _search_into(
     job = space.job
     require_shared_folder(job)
     save(job, folder / "config.yaml", search=cfg)
+    # That of a killed run may be of another best trial.
+    soup.forget(folder)
     # What to try. After a restore all of this is the same again: hints are stored, and the
     # planned trials depend on the seed.
     hints = earlier(job, space, folder) if cfg.warm_start else []
@@ -266,7 +270,7 @@ def _search_into(
     # After the last trial. A kill before the last line repeats these steps.
     mutations.write_schedule(folder / "schedule.yaml", trials[0].schedule)
     if cfg.soup > 1 and trials[0].drawn:
-        _average_best(job, cfg.soup, trials, data, folder)
+        _average_best(job, cfg.soup, trials, pinned, data, folder, ledger)
     if cfg.ensemble > 1:
         _combine(folder, job, cfg, trials, pinned, data, ledger)
     leaderboard.write(folder / "result.json", trials, stopped, decoded_images(data))
@@ -291,6 +295,10 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
     model = ensemble or average
     if model is not None:
         trained = with_(trained, metrics=model.metrics, checkpoint=model.checkpoint)
+    # Clocks decide in a search, and another folder may have come to another model: its registered
+    # version is not this one's.
+    made_of = checkpoint.weights_digest(Path(trained.checkpoint))
+    trained = with_(trained, key=key_of(key, made_of))
     reached, ran_s = leaderboard.read_reached(folder)
     return SearchResult(
         key=key,
@@ -345,9 +353,15 @@ def _combine(
 
 
 def _average_best(
-    job: TrainJob, most: int, trials: list[Trial], data: dict[str, Data], folder: Path
+    job: TrainJob,
+    most: int,
+    trials: list[Trial],
+    pinned: Pinned,
+    data: dict[str, Data],
+    folder: Path,
+    ledger: Ledger,
 ) -> None:
-    """Average the weights of up to `most` of the best trials.
+    """Average the weights of up to `most` of the best trials, if there is time to judge means.
 
     Only trials that train on the same arrays as the best one take part.
     """
@@ -359,13 +373,20 @@ def _average_best(
     drawn = [trial for trial in trials if trial.kept and trial.drawn]
     alike = [trial for trial in drawn if data_key(replace(job, trial.changes)) == key]
     rule = job.train.stopping
-    soup.make(
-        alike[:most],
-        lambda weights: validate(best_job, data[key], weights),
-        rule.metric,
-        rule.mode,
-        folder,
-    )
+    # Its seconds were a part of the ending.
+    ledger.combined = max(0, ledger.combined - most * pinned.counts[job.feed.val])
+    try:
+        with ledger.reading(is_answered=True, phase="soup"):
+            soup.make(
+                alike[:most],
+                lambda weights: validate(best_job, data[key], weights),
+                rule.metric,
+                rule.mode,
+                folder,
+            )
+    except TooShort:
+        ledger.notes.append("No soup: there was no time to judge one")
+    ledger.lap("soup")
 
 
 @dataclass(frozen=True)
@@ -417,6 +438,7 @@ def _run(
         keeping.ended,
         most_money=cfg.limits.money,
         heads_s=sum(trial.device_s for trial in strategy.first.trials),
+        workers=job.train.most_workers,
         ledger=ledger,
         model=job.model,
     )

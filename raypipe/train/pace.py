@@ -28,7 +28,7 @@ from statistics import fmean
 # that a host has slowed down.
 RECENT = 12
 # The part of the time that is kept free: the host may slow down in the very last evaluation.
-SLACK = 0.03
+SLACK = 0.015
 # What an evaluation is expected to take of an epoch's steps, before one was measured: it has no
 # backward pass, and validation is smaller than training.
 EVALUATION = 0.1

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from dataclasses import replace as with_
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -31,11 +30,9 @@ from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.ledger import Ledger
 from raypipe.search.refit_together import Again
 from raypipe.timer import OutOfTime, interrupted
-from raypipe.train import checkpoint, shifted
+from raypipe.train import shifted
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import wants_gpu
-from raypipe.train.pace import ANNEALED
-from raypipe.train.stopping import FITTED
 from raypipe.train.trainer import DIVERGED, Plan
 
 log = logging.getLogger("raypipe")
@@ -49,12 +46,15 @@ def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
     """Tell the ledger what the end will be about."""
     ledger.has_more_threads = _has_more_threads(job.training)
     ledger.splits = tuple(pinned.counts[split] for split in {job.feed.val, job.feed.test})
+    ledger.tests = pinned.counts[job.feed.test]
     ledger.views = job.model.views
     if job.search.ensemble > 1:
         # It takes as long as its members, and its candidates predict validation images.
         ledger.others = job.search.ensemble - 1
         ledger.chosen = pinned.counts[job.feed.val]
         ledger.combined = 2 * job.search.ensemble * ledger.chosen
+    if job.search.soup > 1:
+        ledger.combined += job.search.soup * pinned.counts[job.feed.val]
     ledger.judged_images = job.registry.judged_images
     if job.model.task == "single_label":
         images = job.registry.severity_images
@@ -190,7 +190,9 @@ def _refitted_alone(
 ) -> SearchResult:
     """The best trial of `found` trained again, or `found`. wanted: search.refit."""
     if ledger.budget_s is None:
-        return train(refit.job_of(job.training, wanted, found), found, None)
+        done = train(refit.job_of(job.training, wanted, found), found, None)
+        why = refit.unfinished(done)
+        return done if why is None else _as_it_was(found, ledger, f"{why}, and {STAYS}")
     planned = _planned(job, wanted, found, ledger)
     if isinstance(planned, str):
         ledger.notes.append(f"No refit: {planned}")
@@ -218,11 +220,9 @@ def _refitted_alone(
         return found
     finally:
         ledger.lap("refit")
-    state = checkpoint.read(Path(done.best.checkpoint)).state
-    # A head that is fitted at once has no schedule.
-    if done.best.stopped != FITTED and (state.progress or 0.0) < ANNEALED:
-        share = f"{state.progress or 0.0:.0%} of its schedule"
-        ledger.notes.append(f"No refit: it came to {share}, and {STAYS}")
+    why = refit.unfinished(done)
+    if why is not None:
+        ledger.notes.append(f"No refit: {why}, and {STAYS}")
         _forget_plan(found)
         return found
     return done
@@ -275,14 +275,16 @@ def _planned(job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledg
     most = int(wanted.get("train.epochs", drawn))
     if found.job.train.solver != "steps":
         most = 1  # a head is fitted at once
+    trials = len(found.trials)
     planned = budget.plan_refit(
         ledger.budget_s,
         ledger.spent_s,
-        ledger.ending(len(found.trials), speed),
+        ledger.ending(trials, speed, refit=True),
         speed,
         images,
         most,
         tuple(sides),
+        ledger.ending(trials, speed).seconds,
     )
     if isinstance(planned, Refit):
         write_atomic(file, to_json(asdict(planned) | {"asked": asked}))
@@ -306,7 +308,7 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
         return plan, None
     leading = [trial for trial in found.trials if trial.name in found.again] or found.trials[:1]
     speed = _expect(found, found.trials_of_members if found.shares else leading, ledger)
-    expected = ledger.ending(len(found.trials), speed)
+    expected = ledger.ending(len(found.trials), speed, refit=found.refitted)
     if speed is not None and found.refitted:
         expected = expected.at(found.job.model.pixels / speed.side_px)
     ledger.plan("ending", expected.seconds, str(expected))

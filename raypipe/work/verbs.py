@@ -41,7 +41,7 @@ from raypipe.train.measure.utilisation import utilisation
 from raypipe.train.origin import CalledFor
 from raypipe.train.publish import publish
 from raypipe.train.spark_place import refuse
-from raypipe.watch import calls, events, sinks
+from raypipe.watch import around, calls, events, sinks
 from raypipe.watch import check as drift_check
 from raypipe.watch import retrain as loop
 from raypipe.watch.check import CheckResult
@@ -128,15 +128,25 @@ def _train(job: Job, show: Show, monitors: Sequence[Monitor]) -> Trained:
 
 
 def _tell_overlap(pinned: Pinned, job: Job, show: Show) -> None:
-    """Say so if images are trained on and judged on: their metrics would look too good."""
-    trained = set(pinned.parts(job.feed.train))
+    """Say so if images are trained on, or chosen by, and judged on: their metrics would look too
+    good."""
+    feed = job.feed
+    trained = set(pinned.parts(feed.train))
     for name in ("val", "test"):
-        split = getattr(job.feed, name)
+        split = getattr(feed, name)
         if trained & set(pinned.parts(split)):
+            means = "its metrics say nothing about new images"
+            if name == "test":
+                means = "the model is not tested"
             show.say(
-                f"feed.{name}={split} has images that are trained on (feed.train="
-                f"{job.feed.train}): its metrics say nothing about new images"
+                f"feed.{name}={split} has images that are trained on (feed.train={feed.train}): "
+                f"{means}"
             )
+    if set(pinned.parts(feed.val)) & set(pinned.parts(feed.test)):
+        show.say(
+            f"feed.test={feed.test} has images that choose the epoch (feed.val={feed.val}): "
+            "its metrics are too good"
+        )
 
 
 def _workers(job: Job) -> str:
@@ -171,6 +181,11 @@ def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
         resources = connect(job.cluster, preload=tune_patches.PRELOAD)
     ledger.started()
     _tell_overlap(pinned, job, show)
+    if job.search.refit is not None and not pinned.counts[job.feed.test]:
+        show.say(
+            "The table has no test images. search.refit trains on validation images, too: "
+            "nothing will say how good the model is (search.refit=null keeps them apart)"
+        )
     price = _price(job, resources)
     result, version, store = search_and_register(job, show, pinned, price, monitors, ledger)
     registered = Registered(version, crown_first(store, version), store.uri)
@@ -218,8 +233,9 @@ def search_and_register(
         telling.finished(monitors, result.plan.job, result.best)
     children = result.runs(price.usd_per_device_s if price else None)
     asked = CalledFor("tune", "raypipe tune was called", device_s=result.device_s)
-    if result.refitted:
-        # It starts from the best trial's weights; what these started from is the search's to say.
+    if result.refitted or result.shares:
+        # A refit starts from the best trial's weights, and an ensemble's job is its first member's:
+        # what trials started from is the search's to say.
         asked = asked.behind(job.train.start_from)
     plan, until = in_time.ending(result, ledger)
     folders = [result.folder]
@@ -372,8 +388,9 @@ def retrain(job: Job, show: Show) -> Retrained:
 
 def _retrain(job: Job, show: Show, tell: Sinks, monitors: Sequence[Monitor]) -> Retrained:
     began = time.monotonic()
-    if job.watch.retrain_samples > 1:
-        refuse(job.training, "The search for a challenger", "watch.retrain_samples=1")
+    if around.is_search(job.watch, job.search.refit):
+        alone = "watch.retrain_samples=1 and search.refit=null"
+        refuse(job.training, "The search for a challenger", alone)
     pinned = pin(job.table, job.feed, kind=job.model.task)
     checked, waiting = None, None
     if job.watch.batch is not None or not job.watch.force:

@@ -112,9 +112,26 @@ def test_the_wanted_resolution_gives_way_to_the_trials_own() -> None:
     assert "3 epochs at 128 px need 60 s" in str(side(140))
 
 
+def test_a_refit_is_judged_by_test_images_alone() -> None:
+    """It has learned from validation. If it comes to nothing, both splits judge what stays."""
+    made, _ = ledger(splits=(400, 600), tests=600, start_s=8.0)
+    whole, refit = made.ending(1, SPEED), made.ending(1, SPEED, refit=True)
+    assert (whole.judged, refit.judged) == (1000, 600)
+    made.tests = 0
+    assert made.ending(1, SPEED, refit=True).judged == 1000, "the table has no test images"
+
+    def room_s(without_s: float) -> float:
+        found = budget.plan_refit(600, 100, refit, SPEED, 2000, 13, (224,), without_s)
+        assert isinstance(found, Refit)
+        return found.seconds
+
+    at_224 = refit.at(224 / SPEED.side_px).seconds
+    assert room_s(0) == room_s(at_224) == room_s(at_224 + 50) + 50
+
+
 def test_with_all_threads_a_refit_fits_where_one_thread_would_be_too_slow() -> None:
     def side(speed: Speed) -> int:
-        found = budget.plan_refit(430, 100, ENDING, speed, 2000, 13, (224, 128))
+        found = budget.plan_refit(427, 100, ENDING, speed, 2000, 13, (224, 128))
         assert isinstance(found, Refit)
         return found.side_px
 

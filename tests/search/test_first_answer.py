@@ -17,9 +17,10 @@ from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.models.heads import KernelHead
 from raypipe.search import first_answer, page, variants
-from raypipe.search.leaderboard import FIRST
+from raypipe.search.first_answer import FirstAnswer
+from raypipe.search.leaderboard import FIRST, SearchResult
 from raypipe.search.limits import Variant
-from raypipe.train import trainer, worker
+from raypipe.train import checkpoint, trainer, worker
 from raypipe.train.stopping import FITTED
 
 from ..searching import search
@@ -104,8 +105,29 @@ def test_a_kill_costs_neither_features_nor_finished_heads(
     monkeypatch.setattr(feeding, "embed_group", lambda *given: pytest.fail("embedded again"))
     found = search(job)
     assert len(again) == 1
-    names = sorted(trial.name for trial in found.trials if not trial.drawn)
-    assert names == [f"{FIRST}-{i}" for i in (1, 2, 3)]
+    heads = [trial for trial in found.trials if not trial.drawn]
+    assert sorted(trial.name for trial in heads) == [f"{FIRST}-{i}" for i in (1, 2, 3)]
+    # Those that were read again cost what their fits took.
+    for head in heads:
+        state = checkpoint.read(Path(str(head.checkpoint))).state
+        assert head.device_s >= state.seconds > 0
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_another_folder_with_another_model_registers_its_own(
+    searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clocks and failures decide in a search: two folders may come to two models by one command."""
+
+    def found_in(folder: str) -> SearchResult:
+        return search(searches(tmp_path / folder, **HOPELESS))
+
+    one, same = found_in("one"), found_in("same")
+    monkeypatch.setattr(first_answer, "make", lambda *given, **more: FirstAnswer())
+    other = found_in("other")
+    assert one.key == same.key == other.key
+    assert one.best.key == same.best.key, "the same weights are the same model"
+    assert one.best.key != other.best.key
 
 
 def test_what_does_not_fit_into_the_seconds_is_left_out(

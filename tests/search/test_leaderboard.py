@@ -104,6 +104,18 @@ def test_an_epoch_whose_loss_or_weights_are_lost_is_never_the_best(
     assert next(iter(ranked([nothing, found], "val_accuracy", "max"))) == found
 
 
+@pytest.mark.parametrize("drawn", [False, True])
+def test_the_last_epoch_is_the_result_where_the_job_says_so(tmp_path: Path, drawn: bool) -> None:
+    """Whoever trains the winner again, from best.yaml, gets its last epoch, too."""
+    epochs = [(0.9, 0.1, 1.0), (0.7, 0.3, 1.0), (0.8, 0.2, NAN)]
+    of_tune = kept(tmp_path / "trials", "a", *epochs)
+    if drawn:
+        of_tune.config = {"train.result": "last"}
+    train = TrainConfig(epochs=3, result="best" if drawn else "last")
+    found = trial_of(of_tune, "val_accuracy", "max", train, tmp_path / "trials")
+    assert found.metric == 0.7 and checkpoint.name(2) in str(found.checkpoint)
+
+
 def test_a_result_file_is_json_for_every_reader_and_reads_back(tmp_path: Path) -> None:
     trials = [trial("a", 0.9, 0.5), trial("b", NAN, NAN, math.inf, failed=True)]
     leaderboard.write(tmp_path / "result.json", trials, None, 3)

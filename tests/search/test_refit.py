@@ -12,19 +12,22 @@ from typing import Any
 import pytest
 import torch
 
+from raypipe.cli.console import Console as Shown
 from raypipe.config import load, replace, validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
-from raypipe.search import refit, tuner
+from raypipe.search import refit, refit_together, tuner
 from raypipe.search.leaderboard import SearchResult, Trial
+from raypipe.search.ledger import Ledger
 from raypipe.search.schedulers import mutations
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import TableConfig, TableVersion
 from raypipe.train import checkpoint, trainer, unseen
-from raypipe.train.job import TrainResult
+from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel.snapshot import Piece, Snapshot
+from raypipe.work import in_time, verbs
 
 from ..conftest import Cli
 from .test_tuner import Searches
@@ -201,6 +204,50 @@ def test_a_refit_of_values_by_epoch(searches: Searches, tmp_path: Path, mode: st
     )
     expected = (0.3, {}) if mode == "finetune" else (0.1, {2: {"train.lr": 0.2}})
     assert (again.train.lr, again.by_epoch) == expected
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_test_images_are_never_trained_on(
+    cells: TableConfig, searches: Searches, tmp_path: Path
+) -> None:
+    """Who has two splits may validate on the test split; a refit would train on it."""
+    of_two = {"table.uri": cells.uri, "search.refit": REFIT, "search.samples": 1}
+    for val, test in (("test", "test"), ("val+test", "test"), ("val", "val")):
+        job = searches(tmp_path, **of_two, **{"feed.val": val, "feed.test": test})
+        with pytest.raises(ConfigError, match=r"is the test, too .*search\.refit=null"):
+            tuner.search(job.training, job.search)
+        alone = job.search.model_copy(update={"refit": None})
+        refit.check_splits(job.training, alone, pin(job.table, job.feed))
+    assert not (tmp_path / "search").exists()
+
+
+def test_no_rule_that_judges_by_validation_ends_a_refit(searches: Searches, tmp_path: Path) -> None:
+    rules = {"patience": 1, "target": 0.01, "plateau": 2}
+    job = searches(tmp_path, **{f"train.stopping.{name}": value for name, value in rules.items()})
+    both = replace(job.training, refit.splits(job.training)).train.stopping
+    assert (both.patience, both.target, both.plateau) == (None, None, None)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_refit_that_was_ended_before_its_last_epoch_is_no_model(
+    cells: TableConfig, searches: Searches, tmp_path: Path
+) -> None:
+    """Its rate had not fallen yet: the best trial stays."""
+    soon = {"train.epochs": 3, "train.stopping.seconds": 1e-3}
+    changes = {"table.uri": cells.uri, "search.refit": soon, "search.samples": 1}
+    job = searches(tmp_path, **changes)
+    ledger = Ledger()
+    found = verbs.search_and_refit(job, Shown(True), ledger=ledger)
+    assert not found.refitted and found.best.metrics["val_loss"] > 0
+    assert ledger.notes == [f"No refit: it came to 33% of its schedule, and {in_time.STAYS}"]
+
+    def train(again: TrainJob, member: SearchResult) -> SearchResult:
+        planned = refit.planned(again, member)
+        return refit.refit(planned, member, lambda *given: None, lambda *given: None)
+
+    # Nor is it a retrain's.
+    same = refit_together.refitted(job.training, soon, found, job.search, train)
+    assert not same.refitted
 
 
 def check(job: Job) -> None:

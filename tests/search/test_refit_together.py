@@ -93,6 +93,7 @@ def test_a_fine_tuned_trial_joins_heads_that_validation_cannot_tell_from_it() ->
         metric: str = "val_accuracy",
         side_px: int | None = 224,
         epochs: int = 4,
+        images: int = 400,
     ) -> str | None:
         history = ({"val_accuracy": math.nan}, said or {"val_accuracy": reached})
         tuned = Trial("t", {}, reached, 4, False, history, "somewhere")
@@ -105,7 +106,7 @@ def test_a_fine_tuned_trial_joins_heads_that_validation_cannot_tell_from_it() ->
             shares=(),
             models={head.name: ModelConfig(mode="frozen"), "gone": small, "t": small},
             best=SimpleNamespace(metrics=known or {"val_accuracy": 0.88}),
-            pinned=SimpleNamespace(counts={"val": 400}),
+            pinned=SimpleNamespace(counts={"val": images}),
             searched=SimpleNamespace(train=SimpleNamespace(epochs=4)),
             job=SimpleNamespace(feed=SimpleNamespace(val="val")),
             metric=metric,
@@ -119,6 +120,9 @@ def test_a_fine_tuned_trial_joins_heads_that_validation_cannot_tell_from_it() ->
     all_right = {"val_accuracy": 1.0}
     assert tuned_of(0.98, known=all_right) == "t" and tuned_of(0.97, known=all_right) is None
     assert tuned_of(0.0, known={"val_accuracy": 0.0}) == "t"
+    # Of five images nothing can be told, and a model of half the accuracy does not join for that.
+    assert tuned_of(0.92, known=all_right, images=5) == "t"
+    assert tuned_of(0.89, known=all_right, images=5) is None
     assert tuned_of(0.85, known={"val_loss": 0.1}) is None, "nothing is known of the heads"
     assert tuned_of(0.85, side_px=96) is None, "it would be the same again"
     assert tuned_of(0.85, side_px=None, epochs=9) == "t"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
-from raypipe.search import soup
+from raypipe.search import soup, tuner
 from raypipe.search.leaderboard import Trial
+from raypipe.search.ledger import Ledger
 from raypipe.train import checkpoint
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel.snapshot import Piece, Snapshot
@@ -57,6 +59,14 @@ def test_a_soup_in_a_folder_that_moved_is_found(tmp_path: Path) -> None:
     assert found is not None and checkpoint.verify(Path(found.checkpoint)) is None
 
 
+def test_a_soup_of_a_killed_run_is_forgotten(tmp_path: Path) -> None:
+    trials = [trial(tmp_path, name, w) for name, w in (("a", 0.8), ("b", 1.4))]
+    soup.forget(tmp_path)
+    assert soup.make(trials, loss, "val_loss", "min", tmp_path)
+    soup.forget(tmp_path)
+    assert soup.read(tmp_path) is None
+
+
 def test_the_best_alone_is_no_soup(tmp_path: Path) -> None:
     trials = [trial(tmp_path, name, w) for name, w in (("a", 1.1), ("b", 9.0))]
     assert (
@@ -91,3 +101,22 @@ def test_a_search_registers_the_mean_when_it_is_better(
     again = validate(found.job, data, assemble(found.job, found.best).state_dict())
     assert again["val_loss"] == pytest.approx(found.best.metrics["val_loss"], rel=1e-4)
     assert search(job).best == found.best
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_soup_is_within_the_budget(
+    searches: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mean may take minutes to judge: validation is predicted for each."""
+
+    class Late(Ledger):
+        """Its trials take nearly all of the time."""
+
+        def left_now_s(self) -> float | None:
+            return 0.5 if self.phase("trials").spent_s else super().left_now_s()
+
+    job = searches(tmp_path, **{"search.soup": 2, "search.budget_s": 120})
+    ledger = Late(120)
+    monkeypatch.setattr(tuner, "validate", lambda *given: time.sleep(60))
+    found = tuner.search(job.training, job.search, ledger=ledger)
+    assert found.members == () and ledger.notes == ["No soup: there was no time to judge one"]

@@ -300,6 +300,23 @@ def test_a_limit_in_money_is_not_passed_by_the_epochs_that_run(
     assert slow.stop() and slow.stopped is not None and "(0 spent)" in slow.stopped
 
 
+def test_a_trial_that_fails_is_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the epoch in which it failed, each time; and also without a limit in money."""
+    now = [0.0]
+    monkeypatch.setattr("raypipe.search.trials.monitor.time.perf_counter", lambda: now[0])
+    for limit in (None, 70.0):
+        rule = SearchStoppingConfig(price_per_hour=3600)
+        seen = Monitor(16, "val_accuracy", "max", rule, 1.0, most_money=limit, workers=2)
+        seen.setup()
+        for failed in (seen.on_trial_recover, seen.on_trial_error):
+            seen.on_step_end(0, [Told("a")])
+            now[0] += 20
+            failed(0, [], Told("a", done=True))
+            seen.on_step_end(1, [])
+        assert seen.held == {"a": Held(40.0, 80.0)} and seen.failures == {"a": 2}
+        assert seen.stop() is (limit is not None)
+
+
 def test_each_time_that_the_best_became_better_is_remembered() -> None:
     seen = watch()
     epoch(seen, "a", 0.5)

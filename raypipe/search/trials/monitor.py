@@ -42,7 +42,17 @@ Listener = Callable[[int, int, list[Standing]], None]
 # Called with Tune's trial when it has ended without an error.
 Ended = Callable[[Any], None]
 
-_SAVED = ("_best", "_epochs", "_ended", "held", "ended_before", "failures", "stopped", "reached")
+_SAVED = (
+    "_best",
+    "_epochs",
+    "_ended",
+    "held",
+    "ended_before",
+    "failures",
+    "stopped",
+    "reached",
+    "speed",
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,8 @@ class Monitor(tune.Callback):  # type: ignore[misc]
     devices: how many devices (GPUs, or shares of one) a worker of a trial takes; a budget in
     GPU-hours counts them. most_money: search.limits.money, which is never passed: the search stops
     before the epochs that run would pass it. heads_s: device seconds of a first answer's heads,
-    which most_money pays, too: they are trials on the leaderboard.
+    which most_money pays, too: they are trials on the leaderboard. workers: of a trial, until one
+    has said how many it has.
     """
 
     def __init__(
@@ -87,6 +98,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         ledger: Ledger | None = None,
         model: ModelConfig | None = None,
         heads_s: float = 0.0,
+        workers: int = 1,
     ) -> None:
         """ledger: the clock of search.budget_s. model: the job's, for what trials do not draw."""
         self._listener = listener
@@ -108,10 +120,10 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         # What a report would else work out again for each of a thousand trials.
         self._has_ended: set[str] = set()
         self._shown: dict[str, Standing] = {}
-        # For most_money, by trial: device seconds of its last epoch, and when the next one began.
+        # By trial: device seconds of its last epoch, and when the next one began.
         self._epoch_s: dict[str, float] = {}
         self._since: dict[str, float] = {}
-        self._workers = 1.0  # of a trial
+        self._workers = float(workers)
 
         # By the name of the trial's folder, which is the same after a restore.
         self.held: dict[str, Held] = {}
@@ -178,8 +190,6 @@ class Monitor(tune.Callback):  # type: ignore[misc]
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Which trials run, and since when they train their epochs."""
-        if self._most_money is None:
-            return
         running = {trial.trial_id for trial in trials if trial.status == trial.RUNNING}
         now = time.perf_counter()
         self._since = {trial: self._since.get(trial, now) for trial in running}
@@ -202,12 +212,16 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         # Not Tune's total: a clone's has its donor's time.
         seconds = float(result["time_this_iter_s"])
         self._workers = float(result.get(WORKERS, 1.0))
-        device_s = seconds * self._workers * self._devices
-        self._epoch_s[name] = device_s
+        self._epoch_s[name] = self._hold(trial, seconds)
         self._since[name] = time.perf_counter()
+        self._notify(trials)
+
+    def _hold(self, trial: Any, seconds: float) -> float:
+        """The trial held its devices for so many seconds. Returns the device seconds."""
+        device_s = seconds * self._workers * self._devices
         folder = trial_checkpoints.name_of(trial.path)
         self.held[folder] = self.held.get(folder, Held()) + Held(seconds, device_s)
-        self._notify(trials)
+        return device_s
 
     def _measure(self, trial: Any, result: dict[str, Any]) -> None:
         """Note the speed of the trial that leads: a refit would be a training of it."""
@@ -245,6 +259,10 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         name = trial_checkpoints.name_of(trial.path)
         failures = self.failures.get(name, 0)
         self.failures[name] = failures + 1
+        # The epoch in which it failed is paid, too.
+        began = self._since.pop(trial.trial_id, None)
+        if began is not None:
+            self._hold(trial, time.perf_counter() - began)
 
     def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
         """Name the folders of trials that never began: Tune's results ask for them, and raise."""

@@ -118,6 +118,17 @@ def verify(folder: Path, hashes: bool = True) -> str | None:
     return None
 
 
+def weights_digest(folder: Path) -> str:
+    """Names the weights of a checkpoint by their content, whichever ranks wrote them and when.
+
+    Read from the manifest: nothing is verified.
+    """
+    manifest = json.loads((folder / MANIFEST).read_text())
+    files = {name: seal["sha256"] for name, seal in manifest["files"].items()}
+    weights = sorted(digest for name, digest in files.items() if name.startswith("weights-"))
+    return hashlib.sha256("".join(weights).encode()).hexdigest()
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A verified checkpoint. Tensors are read one at a time, whole, whichever ranks wrote them."""
