@@ -11,10 +11,12 @@ import numpy as np
 import ray
 import torch
 
-from raypipe.errors import without_secrets
+from raypipe.errors import DataError, without_secrets
 from raypipe.feed.decoding import try_decode
 from raypipe.feed.encoded import Broken, encoded
+from raypipe.feed.kept_features import FORMAT
 from raypipe.models.allocator import keep_memory
+from raypipe.models.fingerprint import backbone_hash
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.tables.fragment import Fragment
 
@@ -27,13 +29,15 @@ def embed_group(
     storage_options: dict[str, str] | None,
     row_n: np.ndarray,
     model_json: str,
+    expected: str,
 ) -> tuple[list[bytes], np.ndarray, Broken]:
     """(contents of these rows, features of the readable ones, which are not readable and why).
 
-    A Ray task. row_n: physical rows of the row group.
+    A Ray task. row_n: physical rows of the row group. expected: the backbone's hash, under which
+    the features will be kept.
     """
     images = encoded(fragment, column, storage_options)
-    backbone = _backbone(model_json)
+    backbone = _backbone(model_json, expected)
     side_px = ModelConfig.model_validate_json(model_json).pixels
     broken: Broken = []
     no_images = np.empty((0, side_px, side_px, 3), np.uint8)
@@ -82,10 +86,22 @@ def run_tasks(function: Any, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
 
 
 @lru_cache(maxsize=1)
-def _backbone(model_json: str) -> ImageModel:
-    """The model of a ModelConfig as JSON (hashable), built once in each worker process."""
+def _backbone(model_json: str, expected: str) -> ImageModel:
+    """The model of a ModelConfig as JSON (hashable), built once in each worker process.
+
+    Raises DataError if its hash is another one here.
+    """
     if ray.is_initialized():
         # Ray runs one task a CPU, so each takes one thread.
         torch.set_num_threads(1)
         keep_memory()
-    return ImageModel(ModelConfig.model_validate_json(model_json), classes=2).for_inference()
+    cfg = ModelConfig.model_validate_json(model_json)
+    model = ImageModel(cfg, classes=2)
+    if backbone_hash(cfg, model.backbone, FORMAT) != expected:
+        raise DataError(
+            "A worker has another backbone than the process that asked for its features",
+            got=cfg.name,
+            rule="Weights, code and options must be the same everywhere, and each time it is built",
+            fix="Install the same files on all nodes; a file: factory draws no weights at random",
+        )
+    return model.for_inference()

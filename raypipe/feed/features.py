@@ -132,7 +132,7 @@ class _Split:
                 self.bad[samples.start + n] = reason
 
     def calls(self, wanted_n: np.ndarray) -> Iterator[tuple[Any, ...]]:
-        """Arguments of `embed_group`, less the model, for the samples that are wanted (bools)."""
+        """Arguments of `embed_group`, less the model's, for the samples that are wanted (bools)."""
         rows = self.rows
         assert rows.row_N is not None
         for group in range(len(rows.sizes_F)):
@@ -234,7 +234,7 @@ def _compute_missing(
 
     calls = itertools.chain.from_iterable(part.calls(wanted_N[part.place]) for part in parts)
     model_json = model.model_dump_json()
-    results = run_tasks(embed_group, ((*call, model_json) for call in calls))
+    results = run_tasks(embed_group, ((*call, model_json, keeper.backbone) for call in calls))
     # Keep what is computed from time to time, so that a kill costs little.
     fresh: list[bytes] = []
     fresh_nD: list[np.ndarray] = []

@@ -44,16 +44,16 @@ class Kept:
 
 
 class KeptFeatures:
-    """The kept features of one backbone. width: numbers per image."""
+    """The kept features of one backbone. width: numbers per image. backbone: its hash."""
 
     def __init__(self, store: str, model: ModelConfig) -> None:
         # The weights are part of the table's name, so the model must be built.
         built = ImageModel(model, classes=2)
         self.width = built.head.features
-        weights = backbone_hash(model, built.backbone, FORMAT)
+        self.backbone = backbone_hash(model, built.backbone, FORMAT)
         self._store = Path(store)
         self._prefix = f"{model.slug}-{model.pixels}px-"
-        self.uri = f"{store}/{self._prefix}{weights}"
+        self.uri = f"{store}/{self._prefix}{self.backbone}"
 
     def read(self) -> Kept:
         """What is kept now. Raises DataError for a table of another format or another backbone."""

@@ -130,6 +130,8 @@ class Order:
         # Positions behind the end fill up the last batch: they wrap to the epoch's start.
         positions = np.concatenate([mine_B for mine_B, _ in parts])
         samples, until = stream.samples_at(positions % self.samples)
+        # These are wanted at the end, whatever was done with them at the start.
+        until = np.where(positions < self.samples, until, self.samples)
 
         # Cut the result into steps again.
         cuts = np.cumsum([len(mine_B) for mine_B, _ in parts])[:-1]
@@ -252,7 +254,8 @@ class Epoch:
         shard, …
         """
         # A shard's row groups end where those of the next shard begin.
-        firsts = self._shard_groups
+        firsts = self._shard_groups.copy()
+        firsts[:1] = 0  # those without a sample come before the first shard
         ends = np.append(firsts[1:], len(self._first_sample_F))
 
         # Sort by the place in the shard, then by the place on the line.

@@ -88,7 +88,8 @@ def open_image(
     if image.width * image.height > max_pixels:
         raise BadImage("too_large", f"{image.width}x{image.height} is over {max_pixels:,} pixels")
     if _is_jpeg(image):
-        scans = jpeg.count_scans(bytes(data))
+        # Behind the picture there may be a film, whose bytes look like markers by chance.
+        scans = 1 if jpeg.is_one_scan(bytes(data)) else jpeg.count_scans(bytes(data))
         if scans > jpeg.MAX_SCANS:
             size = f"{image.width}x{image.height}"
             raise BadImage("too_many_scans", f"{scans} scans of {size} would take minutes")
@@ -258,7 +259,8 @@ def orientation(image: Image.Image) -> int:
 
 def sides_exchanged(image: Image.Image) -> bool:
     """Is the image stored on its side, so that turning it upright exchanges width and height?"""
-    return orientation(image) in SIDEWAYS
+    # Of a TIFF, Pillow gives the upright size.
+    return image.format != "TIFF" and orientation(image) in SIDEWAYS
 
 
 def _pixels(

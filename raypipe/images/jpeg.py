@@ -102,6 +102,12 @@ def _shrink(shorter_px: int, least_px: int | None) -> int:
     return 1
 
 
+def is_one_scan(data: bytes) -> bool:
+    """Does the first scan hold the whole picture?"""
+    header = _header(data)
+    return header is not None and header.one_scan
+
+
 def count_scans(data: bytes) -> int:
     """Start-of-scan markers, those of previews in the metadata included.
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from raypipe.errors import DataError
+from raypipe.models import own_code
 from raypipe.models.zoo import ModelConfig
 
 
@@ -33,7 +35,7 @@ def backbone_hash(cfg: ModelConfig, backbone: nn.Module, version: int) -> str:
     resolved = cfg.resolved().model_dump(
         mode="json", include={"name", "options", "mean", "std", "side_px", "views"}
     )
-    given = {"given": cfg.name, "with": cfg.options, "source": _source(cfg.name)}
+    given = {"given": cfg.name, "with": cfg.options, "source": source(cfg.name)}
     inputs = json.dumps([version, resolved, given], sort_keys=True, default=str)
     digest = hashlib.sha256(inputs.encode())
     for name, tensor in backbone.state_dict().items():
@@ -42,15 +44,33 @@ def backbone_hash(cfg: ModelConfig, backbone: nn.Module, version: int) -> str:
     return digest.hexdigest()[:16]
 
 
-def _source(name: str) -> str:
-    """The sha256 of the module that defines a file: factory; "" for other providers.
+def source(name: str) -> str:
+    """A hash of the user's own files that a backbone's name leads to; "" for all other names.
 
-    Its code may change while its weights stay.
+    Of a file: factory the code, with every module of the user's that it imports: code may change
+    while weights stay. Of a local hf: folder its files.
     """
     provider, _, rest = name.partition(":")
-    if provider != "file":
-        return ""
-    spec = importlib.util.find_spec(rest.partition(":")[0])
-    if spec is None or not spec.origin or not Path(spec.origin).is_file():
-        return ""
-    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    if provider == "file":
+        try:
+            files = own_code.collect(rest.partition(":")[0])
+        except DataError:
+            return ""  # a module without Python source
+        for path in sorted(files):
+            digest.update(f"{path} {len(files[path])} ".encode() + files[path])
+        return digest.hexdigest()
+    if provider == "hf" and "/" in rest and Path(rest).is_dir():
+        for file in sorted(path for path in Path(rest).rglob("*") if path.is_file()):
+            stat = file.stat()
+            digest.update(f"{file.relative_to(rest)} ".encode())
+            digest.update(_sha256(file, stat.st_size, stat.st_mtime_ns))
+        return digest.hexdigest()
+    return ""
+
+
+@lru_cache(maxsize=256)
+def _sha256(file: Path, size: int, changed_ns: int) -> bytes:
+    """size, changed_ns: a file that has both as before is not read again."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").digest()

@@ -23,8 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from raypipe.errors import ConfigError, DataError, one_line
+from raypipe.models import own_code
 from raypipe.models.tasks import NUMERIC
-from raypipe.registry import graph, own_code
+from raypipe.registry import graph
 from raypipe.registry.graph import Format, Run
 from raypipe.registry.package import Package, Predictions
 

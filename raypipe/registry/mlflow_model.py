@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
+from raypipe.models import own_code
 from raypipe.models.tasks import NUMERIC
-from raypipe.registry import own_code
 from raypipe.registry.package import Package
 
 _SERVING = (

@@ -38,6 +38,7 @@ from raypipe.config import require_format, to_json
 from raypipe.errors import DataError, RaypipeError, one_line
 from raypipe.images.decode import Picture, decode_batch, decode_good
 from raypipe.images.measure import SEEN
+from raypipe.models import own_code
 from raypipe.models.ensemble import EnsembleModel, Member
 from raypipe.models.finite import require_rows, require_weights
 from raypipe.models.outcomes import Outcomes
@@ -45,7 +46,6 @@ from raypipe.models.predictor import Predictor
 from raypipe.models.severity import Calibration
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import own_code
 
 # Format of the folder. Format 1 (ba74455 and before) has no such number, and is still read. Only an
 # ensemble needs format 3.

@@ -16,6 +16,7 @@ from raypipe.feed import order
 from raypipe.feed.dataset import FeedConfig, parts
 from raypipe.files import by_content
 from raypipe.images.augment import AugmentConfig
+from raypipe.models import fingerprint
 from raypipe.models.zoo import ModelConfig
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables.table import TableConfig, TableVersion
@@ -281,6 +282,9 @@ class TrainJob(TrainSections):
             del model["head"], model["landmarks"]
         if self.train.solver == "steps":
             del train["solver"]
+        # Keys of other names are as before files were hashed.
+        if files := fingerprint.source(self.model.name):
+            model["source"] = files
         # Without stages, the key is the same as before jobs could have any.
         stages = (self.by_epoch,) if self.by_epoch else ()
         return key_of(

@@ -151,8 +151,12 @@ def _solve(model: nn.Module, data: Data, objective: Objective, job: TrainJob) ->
     assert isinstance(model, Head)
     started = time.perf_counter()
     rows = fetch(data.train.rows)
+    # A broken image has the features of the one that replaces it, and so its label.
+    samples_N = np.arange(len(rows))
+    for sample, (other, _) in data.train.broken.items():
+        samples_N[sample] = other
     examples = solving.Examples(
-        fetch(data.train.inputs), rows.labels(slice(None)), rows.weights(data.train.cfg)
+        fetch(data.train.inputs), rows.labels(samples_N), rows.weights(data.train.cfg)
     )
     solving.fit(model, examples, objective, job.train.solver, job.run.seed)
     return time.perf_counter() - started

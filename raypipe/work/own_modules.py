@@ -7,7 +7,7 @@ import re
 from raypipe.config import dump
 from raypipe.errors import DataError
 from raypipe.job import Job
-from raypipe.registry import own_code
+from raypipe.models import own_code
 
 FILE_MODEL = re.compile(r"\bfile:([A-Za-z_][\w.]*):[A-Za-z_]\w*")
 

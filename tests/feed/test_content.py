@@ -13,16 +13,17 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from raypipe.config import replace
+from raypipe.config import replace, validate
 from raypipe.errors import DataError
-from raypipe.feed import features
+from raypipe.feed import feature_tasks, features
 from raypipe.feed.dataset import FeedConfig, pin
 from raypipe.feed.feed import Feed, Source, fetch
-from raypipe.feed.kept_features import KeptFeatures
+from raypipe.feed.kept_features import FORMAT, KeptFeatures
 from raypipe.images.decode import decode_batch
-from raypipe.models.fingerprint import backbone_hash, fingerprint
+from raypipe.models.fingerprint import backbone_hash, fingerprint, source
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.tables.table import ImageTable, TableConfig
+from raypipe.tables.table import ImageTable, TableConfig, TableVersion
+from raypipe.train.job import TrainJob
 
 FROZEN = ModelConfig(side_px=32)
 ROWS = 16
@@ -206,3 +207,40 @@ def test_a_backbones_hash_is_of_all_that_turns_bytes_into_features(
     hashes.append(backbone_hash(plain, built, 2))
     assert len(set(hashes)) == len(hashes)
     assert backbone_hash(replace(plain, {"dropout": 0.9}), built, 2) == hashes[-1]  # of the head
+
+
+def test_code_and_files_of_the_users_own_are_in_the_hash_and_in_a_trainings_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of modules that the factory's one imports; and of a folder's weights."""
+    monkeypatch.syspath_prepend(tmp_path)
+    package, folder = tmp_path / "mine_b", tmp_path / "vit"
+    package.mkdir()
+    folder.mkdir()
+    (package / "__init__.py").write_text("from .net import net\n")
+    factory = "def net(pretrained: bool) -> nn.Module:\n    return nn.{}()\n"
+    job = validate(TrainJob, {"table": {"uri": "unused"}})
+    version = TableVersion("unused", 3)
+
+    def said(name: str) -> tuple[str, str]:
+        model = job.model.model_copy(update={"name": name})
+        key = job.model_copy(update={"model": model}).training_key(version)
+        return source(name), key
+
+    seen = set()
+    for kind in ("Flatten", "Identity", "Flatten"):
+        (package / "net.py").write_text("from torch import nn\n" + factory.format(kind))
+        (folder / "model.safetensors").write_text(kind)
+        seen |= {said("file:mine_b:net"), said(f"hf:{folder}")}
+    assert len(seen) == 4 == len({key for _, key in seen})
+    for name in ("efficientnet_lite0", "hf:vit", "timm:resnet18"):
+        assert source(name) == ""
+
+
+def test_a_worker_with_another_backbone_is_found_out() -> None:
+    cfg = FROZEN.model_dump_json()
+    built = ImageModel(FROZEN, classes=2)
+    found = feature_tasks._backbone(cfg, backbone_hash(FROZEN, built.backbone, FORMAT))
+    assert found.head.features == built.head.features
+    with pytest.raises(DataError, match=r"A worker has another backbone"):
+        feature_tasks._backbone(cfg, "another")

@@ -48,6 +48,22 @@ def test_the_example_at_the_head_of_the_module_is_true() -> None:
 
 
 @given(order=ORDERS, epoch=st.integers(0, 100))
+def test_no_batch_wants_a_row_group_that_was_let_go(order: Order, epoch: int) -> None:
+    """The last batch may be filled up from the epoch's start."""
+    done = epoch * order.samples
+    for step in order.rank(epoch, 0, 0, 1):
+        assert (step.until_B > done).all()
+        done = step.done
+
+
+@given(seed=SEEDS, shards=st.integers(1, 3))
+def test_row_groups_that_nothing_is_drawn_of_are_decoded_too(seed: int, shards: int) -> None:
+    sizes_F, weights_N = np.array([2, 2, 2]), np.array([0, 0, 1, 1, 1, 1.0])
+    order = Order(sizes_F, 1, seed, shards, weights_N=weights_N)
+    assert sorted(order.epoch(0).groups()) == [0, 1, 2]
+
+
+@given(order=ORDERS, epoch=st.integers(0, 100))
 def test_the_stream_of_an_epoch_is_every_sample_exactly_once(order: Order, epoch: int) -> None:
     stream = order.epoch(epoch)
     samples, until = stream.samples_at(np.arange(order.samples))

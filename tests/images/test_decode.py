@@ -120,6 +120,18 @@ def test_of_moving_pictures_and_phones_series_the_first_one_counts() -> None:
         assert inspect(out.getvalue())[0].format == kind.replace("MPO", "JPEG")
 
 
+@pytest.mark.parametrize("kind", ["TIFF", "JPEG"])
+def test_a_picture_on_its_side_is_stored_upright_and_whole(kind: Format) -> None:
+    """Pillow gives a TIFF's size upright, and a JPEG's as it is stored."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encode(Image.new("L", (40, 30)), kind, exif=exif)
+    info, pixels = inspect(data, formats=(kind,))
+    assert pixels.shape[:2] == (40, 30)
+    copy, said = stored(data, info, 20, 90, formats=(kind,))
+    assert (said.width, said.height) == (15, 20) == Image.open(io.BytesIO(copy)).size
+
+
 @pytest.mark.parametrize("kind", ["TIFF", "BMP"])
 def test_more_formats_on_request(kind: Format) -> None:
     data = encode(corners(), kind)

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from raypipe.errors import DataError
+from raypipe.models import own_code
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import own_code, package
+from raypipe.registry import package
 from raypipe.registry.package import Package, Reference
 from tests.conftest import Draw
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from raypipe.errors import DataError
 from raypipe.models import heads
 from raypipe.models.heads import Head, KernelHead
 from raypipe.models.tasks import Kind, Task
+from raypipe.train import worker
+from raypipe.train.job import TrainJob
 from raypipe.train.objective import Objective
 from raypipe.train.settings import SolverName
 from raypipe.train.solve import descent, nystrom, ridge
@@ -135,6 +138,35 @@ def test_with_all_images_as_landmarks_it_is_kernel_ridge_regression() -> None:
     np.testing.assert_allclose(
         ours.predict(kernel.features(new)).ravel(), theirs.predict(new).ravel(), atol=1e-5
     )
+
+
+def test_a_broken_image_has_the_label_of_the_one_that_replaces_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has its features; with its own label, each of them would be fitted as both classes."""
+
+    class Rows:
+        """Of a split of four images."""
+
+        def __len__(self) -> int:
+            return 4
+
+        def labels(self, samples: np.ndarray) -> np.ndarray:
+            return np.array([0, 1, 0, 1])[samples]
+
+        def weights(self, cfg: Any) -> None:
+            return None
+
+    broken = {1: (0, "broken"), 3: (2, "broken")}
+    inputs_ND = np.zeros((4, 2), np.float32)
+    train = SimpleNamespace(rows=Rows(), inputs=inputs_ND, cfg=None, broken=broken)
+    given: list[Examples] = []
+    monkeypatch.setattr(worker.solving, "fit", lambda head, found, *more: given.append(found))
+    job = SimpleNamespace(train=SimpleNamespace(solver="closed"), run=SimpleNamespace(seed=0))
+    head: Any = heads.build("linear", 2, 2, 0.0, False, 2)
+    data: Any = SimpleNamespace(train=train)
+    worker._solve(head, data, cast(Objective, None), cast(TrainJob, job))
+    assert given[0].labels_N.tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("solver", ["closed", "lbfgs"])
