@@ -165,6 +165,10 @@ class Pinned:
     def parts(self, split: str) -> list[str]:
         return parts(split, self.splits)
 
+    def common(self, one: str, other: str) -> list[str]:
+        """The values of the split column that both of these splits have, sorted."""
+        return sorted(set(self.parts(one)) & set(self.parts(other)))
+
 
 def parts(split: str, known: Collection[str] = ()) -> list[str]:
     """The values of the split column that a split's name stands for: train+val stands for two.

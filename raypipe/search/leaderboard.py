@@ -1,8 +1,8 @@
 """The result of a search: its trials from best to worst, and the best one's model.
 
-The value of a trial is its best usable epoch, because that epoch's weights are the model it offers.
-An epoch is unusable if a loss, the metric or a weight is not finite. A trial without a usable epoch
-failed and ranks last.
+The value of a trial is its best usable epoch, because that epoch's weights are the model it offers;
+with train.result=last, its last one. An epoch is unusable if a loss, the metric or a weight is not
+finite. A trial without a usable epoch failed and ranks last.
 
 A scheduler or a budget ends some trials early, and more epochs alone make a trial better. So the
 order says whose model is better, and not whose settings are. Two more figures compare settings, and
@@ -65,7 +65,7 @@ class Trial:
     """The values it tried, by dotted field; after an exploit, the last ones."""
 
     metric: float
-    """The metric of its best usable epoch; NaN if it failed."""
+    """The metric of the epoch that it offers; NaN if it failed."""
 
     epochs: int
 
@@ -76,7 +76,7 @@ class Trial:
     """The metrics of each epoch that its weights were trained for."""
 
     checkpoint: str | None
-    """The path of its best usable epoch's checkpoint; None if it failed."""
+    """The path of that epoch's checkpoint; None if it failed."""
 
     stopped: str | None = None
     """Why its own rule (train.stopping) ended it."""
@@ -500,9 +500,10 @@ def trial_of(
     # From the best epoch down; among equal ones the first.
     usable = [epoch for epoch in values if not math.isnan(values[epoch])]
     sign = -1 if mode == "max" else 1
-    usable.sort(key=lambda epoch: (sign * values[epoch], epoch))
     if changes.get("train.result", train.result) == "last":
         usable.sort(reverse=True)
+    else:
+        usable.sort(key=lambda epoch: (sign * values[epoch], epoch))
     # Loading weights is slow, so it stops at the first epoch whose weights are finite.
     sound = _has_finite_weights if check_weights else lambda _: True
     best = next((epoch for epoch in usable if sound(kept[epoch][1])), None)

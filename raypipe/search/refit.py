@@ -27,8 +27,9 @@ from raypipe.train.loop import Report
 from raypipe.train.measure.meter import ReportPosition
 from raypipe.train.pace import ANNEALED
 from raypipe.train.spark_place import refuse
-from raypipe.train.stopping import FITTED
 
+_JUDGES = ("patience", "target", "plateau")  # rules of train.stopping that ask validation
+_ENDS = (*_JUDGES, "seconds", "gpu_hours", "money")
 _SHAPE = {"model.name", "model.mode", "model.options"}  # with others, weights do not fit
 
 
@@ -38,6 +39,15 @@ def check(job: TrainJob, cfg: SearchConfig) -> None:
     if cfg.refit is None:
         return
     changes = _changes(job, cfg.refit)
+    ends = sorted(
+        f"train.stopping.{rule}" for rule in _ENDS if f"train.stopping.{rule}" in cfg.refit
+    )
+    if ends:
+        raise ConfigError(
+            f"search.refit.{ends[0]} would end the refit before its learning rate has fallen",
+            rule="Such a refit is no model",
+            fix="Set search.refit.train.epochs, or search.budget_s",
+        )
     # A preset may have set the refit, and the first answer.
     refuse(_refitted(job, changes, "search.refit=null"), "search.refit")
     if cfg.first_answer:
@@ -49,13 +59,13 @@ def check_splits(job: TrainJob, cfg: SearchConfig, pinned: Pinned) -> None:
     """Raise ConfigError if a refit would train on test images, which are to judge its model."""
     if cfg.refit is None:
         return
-    feed = job.feed
-    both = set(pinned.parts(feed.val)) & set(pinned.parts(feed.test))
+    feed = replaced(job, _changes(job, cfg.refit)).feed
+    both = pinned.common(feed.train, feed.test)
     if both:
         raise ConfigError(
-            f"search.refit trains on validation images, and {sorted(both)[0]!r} is the test, too",
-            got=f"feed.val={feed.val}, feed.test={feed.test}",
-            rule="What is trained on says nothing about new images",
+            f"search.refit would train on split {both[0]!r}, which is to test its model",
+            got=f"feed.val={job.feed.val}, feed.test={feed.test}",
+            rule="It trains on training and validation images",
             fix="Give the table three splits (raypipe ingest makes them), or set search.refit=null",
         )
 
@@ -171,9 +181,11 @@ def unfinished(done: SearchResult) -> str | None:
     A rule of train.stopping, the clock or a loss of NaN may have ended it before.
     """
     # A head that is fitted at once has no schedule.
-    if done.best.stopped == FITTED:
+    if done.job.train.solver != "steps":
         return None
-    share = len(done.best.history) / done.job.train.epochs
+    # Its weights are those of the last epoch that was no NaN.
+    last = done.best.best_epoch + 1 if done.job.train.result == "last" else len(done.best.history)
+    share = last / done.job.train.epochs
     if done.job.train.anneal_s is not None:
         state = checkpoint.read(Path(done.best.checkpoint)).state
         share = state.progress or 0.0
@@ -224,6 +236,5 @@ def splits(job: TrainJob) -> dict[str, Any]:
     included = val == train or train.endswith(f"+{val}")
     both = train if included else f"{train}+{val}"
     # Rules that judge by validation would judge by what was trained on.
-    ruled = ("patience", "target", "plateau")
-    blind = {f"train.stopping.{rule}": None for rule in ruled}
+    blind = {f"train.stopping.{rule}": None for rule in _JUDGES}
     return {"feed.train": both, "train.result": "last", **blind}

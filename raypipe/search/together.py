@@ -90,7 +90,7 @@ def make(
     candidates: the best one first. is_late: then no further candidate is asked. Returns None if
     none is better than the best candidate.
     """
-    (folder / FILE).unlink(missing_ok=True)  # of a search that was killed right after
+    forget(folder)
     job = candidates[0].job
     rule = job.train.stopping
     quality = greedy.judge_by(pinned.task, rule.metric, rule.mode)
@@ -123,6 +123,11 @@ def make(
     logits_NC = logits_of(pinned.task.kind, torch.from_numpy(scores_NC))
     metrics = objective.metrics(objective.totals(logits_NC, torch.tensor(labels_N)))
     return _write(ensemble, first, chosen.gain, metrics, folder)
+
+
+def forget(folder: Path) -> None:
+    """Remove what `make` wrote: a killed search that goes on may have no time to choose again."""
+    (folder / FILE).unlink(missing_ok=True)
 
 
 def _within_limits(

@@ -80,13 +80,13 @@ log = logging.getLogger("raypipe")
 def check(
     job: TrainJob,
     cfg: SearchConfig,
-    counts: Mapping[str, int] | None = None,
+    pinned: Pinned | None = None,
     resources: Mapping[str, float] | None = None,
 ) -> tuple[SearchConfig, Space]:
     """The search with its space filled in, and that space, parsed; `space.job` is the trials' job.
 
-    counts: labelled images of each split; a default space depends on them. resources: of the
-    cluster that will search; None: those of the joined one.
+    pinned: the job's rows; a default space depends on their numbers. resources: of the cluster that
+    will search; None: those of the joined one.
 
     Raises ConfigError or ClusterError if the search cannot run. Nothing is written before.
     """
@@ -104,8 +104,9 @@ def check(
         )
     # The space. It is parsed against the whole job, so it comes after the default.
     gpu = wants_gpu(job.train, resources)
-    job = defaults.within_budget(job, cfg, counts or {}, gpu)
-    cfg = defaults.with_default_space(job, cfg, counts or {}, gpu)
+    counts = pinned.counts if pinned is not None else {}
+    job = defaults.within_budget(job, cfg, counts, gpu)
+    cfg = defaults.with_default_space(job, cfg, counts, gpu)
     space = spaces.parse(cfg.space or {}, job)
     for name in ("train.batch_size", "train.lr"):
         if "auto" in space.values(name):
@@ -118,6 +119,8 @@ def check(
         pbt.check(cfg, space)
     # What other parts of a search refuse; here, so that no trial is lost by it.
     refit.check(job, cfg)
+    if pinned is not None:
+        refit.check_splits(job, cfg, pinned)
     check_start(job)
     plan_resources(job, cfg, resources, cfg.samples * len(space.cells))
     return cfg, space
@@ -150,8 +153,7 @@ def search(
     """
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
     job = one_worker(job)
-    cfg, space = check(job, cfg, rows.counts)
-    refit.check_splits(job, cfg, rows)
+    cfg, space = check(job, cfg, rows)
     job = space.job
     # Trials share what is found: one batch size and learning rate for all, unless they draw them.
     share = gpu_share(job, cfg)
@@ -214,8 +216,9 @@ def _search_into(
     job = space.job
     require_shared_folder(job)
     save(job, folder / "config.yaml", search=cfg)
-    # That of a killed run may be of another best trial.
+    # What a killed run chose may be of another best trial.
     soup.forget(folder)
+    together.forget(folder)
     # What to try. After a restore all of this is the same again: hints are stored, and the
     # planned trials depend on the seed.
     hints = earlier(job, space, folder) if cfg.warm_start else []
@@ -298,7 +301,8 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
     # Clocks decide in a search, and another folder may have come to another model: its registered
     # version is not this one's.
     made_of = checkpoint.weights_digest(Path(trained.checkpoint))
-    trained = with_(trained, key=key_of(key, made_of))
+    shares = ensemble.shares if ensemble is not None else ()
+    trained = with_(trained, key=key_of(key, made_of, *shares))
     reached, ran_s = leaderboard.read_reached(folder)
     return SearchResult(
         key=key,
@@ -311,7 +315,7 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
         decoded=decoded,
         full_epochs=job.train.epochs * sum(trial.drawn for trial in trials),
         members=model.members if model else (),
-        shares=ensemble.shares if ensemble else (),
+        shares=shares,
         pinned=pinned,
         models=_models(job, trials),
         searched=job,

@@ -166,16 +166,15 @@ def _sample(pinned: Pinned, unseen: Unseen) -> str:
 
 def _caution(job: TrainJob, pinned: Pinned, unseen: Unseen, looks: int) -> str:
     """What else the split was used for: a number from it is only as good as its use."""
-    judged = set(pinned.parts(unseen.split))
     # As after a refit of a table without a test split.
-    if judged & set(pinned.parts(job.feed.train)):
+    if pinned.common(unseen.split, job.feed.train):
         return "The model was trained on them, so these numbers say nothing about other images."
     if unseen.is_inherited:
         return (
-            "The weights that it started from have learned from some of them, so these numbers are "
-            "too good."
+            "The weights that it started from have learned from them, so these numbers are too "
+            "good."
         )
-    if judged & set(pinned.parts(job.feed.val)):
+    if pinned.common(unseen.split, job.feed.val):
         used = "It chose the epoch, and settings where there was a search"
         if unseen.calibrated is not None:
             used += ", and the temperature was fitted on it"

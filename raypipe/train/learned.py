@@ -32,6 +32,8 @@ from raypipe.train.job import TrainJob
 
 OWN, INHERITED = "trained_on.npy", "inherited.npy"
 NONE_N2 = np.empty((0, 2), np.uint64)
+FEW = 0.1
+"""Of a split's rows: so many that weights have learned from, as duplicates, decide nothing."""
 
 
 def rows_of(
@@ -110,6 +112,14 @@ def is_among(rows_N2: np.ndarray, known_M2: np.ndarray) -> np.ndarray:
     same_image_N = np.isin(rows_N2[:, 1], known_M2[:, 1]) & (rows_N2[:, 1] != 0)
     is_known_N: np.ndarray = np.isin(rows_N2[:, 0], known_M2[:, 0]) | same_image_N
     return is_known_N
+
+
+def decides(pinned: Pinned, split: str, known_M2: np.ndarray) -> bool:
+    """Do so many rows of the split belong to the known ones that its metrics say little?"""
+    if not len(known_M2):
+        return False
+    rows_N2 = rows_of(pinned, pinned.version, pinned.rows_of(split))[1]
+    return len(rows_N2) > 0 and bool(is_among(rows_N2, known_M2).mean() > FEW)
 
 
 def identities(

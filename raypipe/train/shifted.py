@@ -141,7 +141,7 @@ def _why_not(job: TrainJob, pinned: Pinned, unseen: Unseen) -> str:
     if unseen.samples_N is None or not len(unseen.samples_N):
         return "there are no validation images"
     # On images that it was trained on, a model is right more often than on any others.
-    if set(pinned.parts(unseen.split)) & set(pinned.parts(job.feed.train)):
+    if pinned.common(unseen.split, job.feed.train):
         return f"the model was trained on images of {unseen.split}, and no others are labelled"
     if unseen.is_inherited:
         return f"the weights that it started from have learned from images of {unseen.split}"

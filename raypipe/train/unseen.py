@@ -93,7 +93,7 @@ class Unseen:
     """Of the test split, which chose nothing; of these images where the table has none, unless
     the weights have learned from them."""
     is_inherited: bool = False
-    """Have the weights that the training started from learned from some of them?"""
+    """Have the weights that the training started from learned from them? See learned.decides."""
 
 
 def reference(
@@ -115,27 +115,27 @@ def reference(
     job = trainer.seen_by(model, job)
     feed = job.feed
     split = feed.val
+    can_test = _can_test(job, pinned)
     trained_on_val = set(pinned.parts(feed.val)) <= set(pinned.parts(feed.train))
     if not job.model.calibrate:  # a temperature is fitted on validation, never on test images
-        trained_on_val |= _has_inherited(pinned, feed.val, inherited_N2)
-    if trained_on_val and pinned.counts[feed.test]:
+        trained_on_val |= learned.decides(pinned, feed.val, inherited_N2)
+    if trained_on_val and can_test:
         split = feed.test
-    is_inherited = _has_inherited(pinned, split, inherited_N2)
+    is_inherited = learned.decides(pinned, split, inherited_N2)
     predicted, labels_N, samples_N = _predicted(job, model, pinned, split, ALL)
     tested, tested_labels_N = predicted, labels_N
-    if split != feed.test and pinned.counts[feed.test]:
+    if split != feed.test and can_test:
         tested, tested_labels_N, _ = _predicted(job, model, pinned, feed.test, BELONGING)
-    has_tested = tested is not predicted or split == feed.test
+    has_tested = can_test and (tested is not predicted or split == feed.test)
     if has_tested:
         # The images are predicted anyway.
         _store_test(job, folder, pinned, tested, tested_labels_N)
     judged_split = feed.test if has_tested else split
 
     def outcomes_of(said: Reference) -> Outcomes | None:
-        parts = set(pinned.parts(judged_split))
-        if parts & set(pinned.parts(feed.train)):
+        if pinned.common(judged_split, feed.train):
             return None
-        chose = bool(parts & set(pinned.parts(feed.val)))
+        chose = bool(pinned.common(judged_split, feed.val))
         kept = _outcomes(pinned, said, tested_labels_N, judged_split, chose)
         is_new_N = _is_new(pinned, judged_split, said.ids, inherited_N2)
         return kept if is_new_N.all() else kept.only(np.flatnonzero(is_new_N))
@@ -181,14 +181,6 @@ def _outcomes(
     return Outcomes(error_N, sure_N, said.domains or (), said.groups, split, chose)
 
 
-def _has_inherited(pinned: Pinned, split: str, inherited_N2: np.ndarray) -> bool:
-    """Has an ancestor learned from rows of the split?"""
-    if not len(inherited_N2):
-        return False
-    rows_N2 = learned.rows_of(pinned, pinned.version, pinned.rows_of(split))[1]
-    return bool(learned.is_among(rows_N2, inherited_N2).any())
-
-
 def _is_new(pinned: Pinned, split: str, ids: Sequence[str], inherited_N2: np.ndarray) -> np.ndarray:
     """bool (N,): no ancestor has learned from the image; of rows that share an id, from none."""
     if not len(inherited_N2):
@@ -216,27 +208,25 @@ def test(planned: trainer.Plan, result: TrainResult) -> dict[str, float]:
     and computed once.
     """
     stored = planned.folder / TEST
+    job, pinned = planned.job, planned.pinned
+    # An older raypipe stored metrics of images that were trained on.
+    if not _can_test(job, pinned):
+        return {}
     if not stored.exists():
-        job, pinned = planned.job, planned.pinned
-        split = job.feed.test
-        if not pinned.counts[split] or _is_trained_on(job, pinned):
-            return {}
         model = trainer.assemble(job, result)
-        predicted, labels_N = predict_split(job, model, pinned, split)
+        predicted, labels_N = predict_split(job, model, pinned, job.feed.test)
         _store_test(job, planned.folder, pinned, predicted, labels_N)
     return metrics_of(json.loads(stored.read_text()))
 
 
-def _is_trained_on(job: TrainJob, pinned: Pinned) -> bool:
-    """Are images of feed.test trained on? Then its metrics are none of a test."""
-    return bool(set(pinned.parts(job.feed.test)) & set(pinned.parts(job.feed.train)))
+def _can_test(job: TrainJob, pinned: Pinned) -> bool:
+    """Has feed.test images, none of which are trained on?"""
+    return bool(pinned.counts[job.feed.test]) and not pinned.common(job.feed.test, job.feed.train)
 
 
 def _store_test(
     job: TrainJob, folder: Path, pinned: Pinned, predicted: Reference, labels_N: np.ndarray
 ) -> None:
-    if _is_trained_on(job, pinned):
-        return
     # A copy: labels in Ray's object store are read-only.
     labels = torch.tensor(labels_N)
     scores = torch.from_numpy(predicted.scores_NC)

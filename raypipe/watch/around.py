@@ -17,6 +17,7 @@ from typing import Any
 from raypipe.config import replace, validate
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import parts
+from raypipe.search.refit import splits
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space.parse import parse
 from raypipe.train.job import TrainJob
@@ -38,8 +39,8 @@ def challenger(
     `sources`.
 
     What a refit changed is put back as the job has it: trained on validation rows, no trial could
-    be judged. `train.start_from` is left out: it may be gone, and know fewer classes. Where it is
-    trained is the job's to say.
+    be judged. Where the job names no resolution, the champion's stays. `train.start_from` is left
+    out: it may be gone, and know fewer classes. Where it is trained is the job's to say.
 
     refit: search.refit of the job.
     """
@@ -54,10 +55,8 @@ def challenger(
     }
     if set(parts(champions.feed.val)) <= set(parts(champions.feed.train)):
         changed = (
-            "feed.train",
+            *splits(job),
             "feed.val",
-            "train.result",
-            "train.stopping.patience",
             # Of a refit within a budget: no trial should end by that clock.
             "train.anneal_s",
             *(refit or {}),
@@ -118,6 +117,9 @@ def searched(
     if given is None and first.train.solver != "steps":
         # A head that is fitted at once depends on nothing that is drawn near.
         changes["samples"] = 1
+    if changes["samples"] == 1:
+        # It has all of its epochs, as the refit that follows has: both are outside of a budget.
+        changes["budget_s"] = None
     if cfg.populated:  # a population is as large as the machine; this is a small search
         changes["scheduler"] = "asha"
     if cfg.refit is not None:

@@ -34,6 +34,7 @@ from raypipe.train.origin import Start
 from raypipe.watch.settings import WatchConfig
 
 log = logging.getLogger("raypipe")
+REMEMBERS = "they have learned from validation images, which would choose between trials"
 SHAPE = {"model.name", "model.mode", "model.options", "model.task", "train.start_from"}
 
 
@@ -62,7 +63,8 @@ def begin(
         inherited_N2 = learned.NONE_N2 if known_N2 is None else known_N2
         say(f"Starting from the weights of champion {champion}")
     replay: dict[str, Any] = {}
-    if watch.replay != "all":
+    # A start from nothing that its settings did not ask for needs all rows.
+    if watch.replay != "all" and cold != REMEMBERS:
         job, replay = _replayed(job, float(watch.replay), known_N2, pinned, say)
     return job, Start(weights, version, inherited_N2, replay)
 
@@ -119,20 +121,14 @@ def _why_cold(
     if known_N2 is None:
         # Test rows that its weights know could not be told from others.
         return "nobody can tell which rows they have learned from"
-    if watch.retrain_from == "auto" and _knows_validation(job, pinned, known_N2):
+    if watch.retrain_from == "auto" and learned.decides(pinned, job.feed.val, known_N2):
         # As after a refit. Epochs and trials would be chosen by what is remembered.
-        return "they have learned from most validation images, which would choose between trials"
+        return REMEMBERS
     try:
         start.require_same(package, job.model, Path(str(package.folder or package.seal)))
     except ConfigError as e:
         return e.rule
     return ""
-
-
-def _knows_validation(job: TrainJob, pinned: Pinned, known_N2: np.ndarray) -> bool:
-    """Are more than half of the validation rows among these?"""
-    rows_N2 = learned.rows_of(pinned, pinned.version, pinned.rows_of(job.feed.val))[1]
-    return bool(learned.is_among(rows_N2, known_N2).mean() > 0.5)
 
 
 def _fresh(job: TrainJob) -> str:

@@ -127,7 +127,9 @@ def of_heads(
 ) -> Challenger:
     """The champion's heads, all fitted to the new rows, within search.limits."""
     of_each = heads.jobs(members, first, cfg.refit)
-    heads.check(members, of_each, cfg.limits, lambda job: _pin(job, opened))
+    rows = _pin(first, opened)
+    refit.check_splits(first, cfg, rows)
+    heads.check(members, of_each, cfg.limits, rows)
     say(f"Fitting the champion's {len(members)} heads to {_table(first)}, {of_each[0].feed.train}")
     found = heads.fitted(members, of_each, lambda job: _pin(job, opened), monitors)
     telling.finished(monitors, found.plan.job, found.best)

@@ -8,11 +8,13 @@ had. That takes seconds, so there is nothing to search.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace as with_
+from pathlib import Path
 from typing import Any
 
-from raypipe.config import key_of, replace
+from raypipe.config import replace
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import Pinned
 from raypipe.models.ensemble import Member
@@ -68,18 +70,18 @@ def check(
     members: Sequence[Member],
     of_each: Sequence[TrainJob],
     limits: SearchLimits,
-    pinned: Callable[[TrainJob], Pinned],
+    rows: Pinned,
 ) -> None:
     """Raise ConfigError if the heads, fitted by these jobs, break a limit: more rows give a kernel
     head more landmarks."""
     if not limits.of_models:
         return
-    rows = pinned(of_each[0])
     both = zip(members, of_each, strict=True)
     asked = [with_(member, model=job.model) for member, job in both]
-    # With other rows they are measured again.
-    folder = of_each[0].run.path / "heads" / key_of(rows.version.identity, of_each[0].feed.train)
-    why = variants.of_members(asked, rows, of_each[0], folder).breaks(limits)
+    # Each time anew: what a busy host has measured would refuse all that follow.
+    with tempfile.TemporaryDirectory() as folder:
+        whole = variants.of_members(asked, rows, of_each[0], Path(folder))
+    why = whole.breaks(limits)
     if why:
         raise ConfigError(
             "The champion's heads, fitted to these rows, would break search.limits",

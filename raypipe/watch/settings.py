@@ -76,9 +76,9 @@ class WatchConfig(Section):
     retrain_from: Literal["auto", "champion", "pretrained"] = "auto"
     """The weights that a challenger starts from: the champion's, whose head grows by new classes,
     or the pretrained ones. auto: the champion's where a backbone is trained; a head on frozen
-    features starts anew, and so does a backbone that has learned from most validation images, as
-    after a refit. Where the champion's cannot be taken, raypipe says why, and takes the pretrained
-    ones."""
+    features starts anew, and so does a backbone that has learned from validation images, as after a
+    refit (then all old rows are replayed). Where the champion's cannot be taken, raypipe says why,
+    and takes the pretrained ones."""
     replay: Literal["all"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "all"
     """Rows that the champion has learned from and a challenger trains on again. all: every one. A
     number: so many for each new row, equally many of every label, drawn by run.seed."""

@@ -131,10 +131,9 @@ def _tell_overlap(pinned: Pinned, job: Job, show: Show) -> None:
     """Say so if images are trained on, or chosen by, and judged on: their metrics would look too
     good."""
     feed = job.feed
-    trained = set(pinned.parts(feed.train))
     for name in ("val", "test"):
         split = getattr(feed, name)
-        if trained & set(pinned.parts(split)):
+        if pinned.common(feed.train, split):
             means = "its metrics say nothing about new images"
             if name == "test":
                 means = "the model is not tested"
@@ -142,7 +141,7 @@ def _tell_overlap(pinned: Pinned, job: Job, show: Show) -> None:
                 f"feed.{name}={split} has images that are trained on (feed.train={feed.train}): "
                 f"{means}"
             )
-    if set(pinned.parts(feed.val)) & set(pinned.parts(feed.test)):
+    if pinned.common(feed.val, feed.test):
         show.say(
             f"feed.test={feed.test} has images that choose the epoch (feed.val={feed.val}): "
             "its metrics are too good"
@@ -226,7 +225,7 @@ def search_and_register(
     with ledger.reading():
         job = job.model_copy(update={"train": tuner.one_worker(job.training).train})
         # Before a store is made.
-        tuner.check(job.training, job.search)
+        tuner.check(job.training, job.search, pinned)
         store = tracking.open_store(job.run, job.registry, job.artifacts)
     result = search_and_refit(job, show, pinned, monitors, ledger)
     if not result.is_of_one_refit:

@@ -7,7 +7,8 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -214,10 +215,12 @@ def test_test_images_are_never_trained_on(
     of_two = {"table.uri": cells.uri, "search.refit": REFIT, "search.samples": 1}
     for val, test in (("test", "test"), ("val+test", "test"), ("val", "val")):
         job = searches(tmp_path, **of_two, **{"feed.val": val, "feed.test": test})
-        with pytest.raises(ConfigError, match=r"is the test, too .*search\.refit=null"):
+        with pytest.raises(ConfigError, match=r"which is to test its model.*search\.refit=null"):
             tuner.search(job.training, job.search)
-        alone = job.search.model_copy(update={"refit": None})
-        refit.check_splits(job.training, alone, pin(job.table, job.feed))
+        pinned = pin(job.table, job.feed)
+        for wanted in (None, {"feed.train": "train"}):
+            search = job.search.model_copy(update={"refit": wanted})
+            refit.check_splits(job.training, search, pinned)
     assert not (tmp_path / "search").exists()
 
 
@@ -228,14 +231,32 @@ def test_no_rule_that_judges_by_validation_ends_a_refit(searches: Searches, tmp_
     assert (both.patience, both.target, both.plateau) == (None, None, None)
 
 
+def test_what_would_end_a_refit_early_is_refused_and_a_head_has_no_schedule(
+    searches: Searches, tmp_path: Path
+) -> None:
+    job = searches(tmp_path, **{"search.refit": {"train.stopping.seconds": 60}})
+    with pytest.raises(ConfigError, match=r"search\.refit\.train\.stopping\.seconds would end"):
+        check(job)
+
+    def unfinished(solver: str, epochs: int, best_epoch: int) -> str | None:
+        train = SimpleNamespace(solver=solver, epochs=20, result="last", anneal_s=None)
+        best = SimpleNamespace(history=({},) * epochs, best_epoch=best_epoch)
+        done = SimpleNamespace(job=SimpleNamespace(train=train), best=best)
+        return refit.unfinished(cast(SearchResult, done))
+
+    assert unfinished("steps", 20, 19) is None
+    assert "5%" in str(unfinished("steps", 1, 0)) and unfinished("closed", 1, 0) is None
+    assert "20%" in str(unfinished("steps", 20, 3)), "its later epochs were NaN"
+
+
 @pytest.mark.usefixtures("ray_session")
 def test_a_refit_that_was_ended_before_its_last_epoch_is_no_model(
     cells: TableConfig, searches: Searches, tmp_path: Path
 ) -> None:
     """Its rate had not fallen yet: the best trial stays."""
-    soon = {"train.epochs": 3, "train.stopping.seconds": 1e-3}
+    soon = {"train.epochs": 3}
     changes = {"table.uri": cells.uri, "search.refit": soon, "search.samples": 1}
-    job = searches(tmp_path, **changes)
+    job = searches(tmp_path, **changes, **{"train.stopping.seconds": 1e-3})
     ledger = Ledger()
     found = verbs.search_and_refit(job, Shown(True), ledger=ledger)
     assert not found.refitted and found.best.metrics["val_loss"] > 0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
-from raypipe.search import soup, tuner
+from raypipe.search import soup, together, tuner
 from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger
 from raypipe.train import checkpoint
@@ -65,6 +65,11 @@ def test_a_soup_of_a_killed_run_is_forgotten(tmp_path: Path) -> None:
     assert soup.make(trials, loss, "val_loss", "min", tmp_path)
     soup.forget(tmp_path)
     assert soup.read(tmp_path) is None
+    # An ensemble's, too.
+    (tmp_path / together.FILE).write_text("{}")
+    together.forget(tmp_path)
+    together.forget(tmp_path)
+    assert together.read(tmp_path) is None
 
 
 def test_the_best_alone_is_no_soup(tmp_path: Path) -> None:

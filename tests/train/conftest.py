@@ -24,6 +24,16 @@ def trained_table(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Tab
     return table
 
 
+@pytest.fixture(scope="session")
+def three_splits(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> TableConfig:
+    """The same photos with a test split."""
+    table = TableConfig(uri=str(tmp_path_factory.mktemp("three") / "photos"))
+    source = {"images": str(photos), "labels": str(photos / "labels.csv")}
+    splits = {"train": 0.4, "val": 0.3, "test": 0.3}
+    ingest(table, validate(IngestConfig, {"from": source, "splits": splits}))
+    return table
+
+
 @pytest.fixture
 def jobs(trained_table: TableConfig, tmp_path: Path) -> Jobs:
     """`jobs(**{"train.epochs": 3})`: fine-tunes small_cnn on photos in fp32; no early stop."""

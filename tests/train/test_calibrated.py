@@ -13,6 +13,7 @@ from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
 from raypipe.models.calibrate import calibration, tempered
 from raypipe.registry import promote, tracking
+from raypipe.tables.table import TableConfig
 from raypipe.train import trainer, unseen
 from raypipe.train.publish import CALIBRATION, package_key, publish
 from tests.pixels import decoded
@@ -22,9 +23,10 @@ from .conftest import Jobs
 pytestmark = pytest.mark.usefixtures("ray_session")
 
 
-def test_a_calibrated_model_is_a_second_version_of_one_training(jobs: Jobs) -> None:
-    # The test split is half the images, so that the temperature was not fitted on it.
-    plain = jobs(**{"train.epochs": 3, "feed.test": "train"})
+def test_a_calibrated_model_is_a_second_version_of_one_training(
+    jobs: Jobs, three_splits: TableConfig
+) -> None:
+    plain = jobs(**{"train.epochs": 3, "table.uri": three_splits.uri})
     asked = replace(plain, {"model.calibrate": True})
     result = trainer.run(plain)
     again = trainer.run(asked)
@@ -53,7 +55,7 @@ def test_a_calibrated_model_is_a_second_version_of_one_training(jobs: Jobs) -> N
 
     told = json.loads(second.tags[CALIBRATION])
     assert told["temperature"] == temperature and told["images"] == len(labels_N)
-    tested, test_labels_N, _ = decoded(asked, "train")
+    tested, test_labels_N, _ = decoded(asked, "test")
     targets_NC = np.eye(len(result.classes))[test_labels_N]
     before = calibration("single_label", package.predict_pixels(tested).scores_NC, targets_NC)
     after = calibration("single_label", calibrated.predict_pixels(tested).scores_NC, targets_NC)
@@ -66,6 +68,10 @@ def test_a_calibrated_model_is_a_second_version_of_one_training(jobs: Jobs) -> N
     assert f"{temperature:.2f}" in said and "95 % interval of the change" in said
     folder = asked.run.path / "packages" / package_key(asked, result)
     assert said in (folder / "card.md").read_text(encoding="utf-8")
+    # The test metrics are of the same predictions.
+    accuracy = unseen.test(trainer.plan(asked), result)["test_accuracy"]
+    predicted_N = package.predict_pixels(tested).scores_NC.argmax(1)
+    assert accuracy == pytest.approx(float((predicted_N == test_labels_N).mean()))
 
 
 def test_without_test_images_the_error_is_not_made_up(jobs: Jobs) -> None:
@@ -78,11 +84,12 @@ def test_without_test_images_the_error_is_not_made_up(jobs: Jobs) -> None:
     assert calibrated.error_before is None and calibrated.error_after is None
 
 
-def test_a_temperature_that_does_not_help_is_not_kept(jobs: Jobs) -> None:
+def test_a_temperature_that_does_not_help_is_not_kept(
+    jobs: Jobs, three_splits: TableConfig
+) -> None:
     """A model that was hardly trained is as unsure as it should be."""
-    job = jobs(
-        **{"train.epochs": 1, "train.lr": 1e-6, "feed.test": "train", "model.calibrate": True}
-    )
+    hardly = {"train.epochs": 1, "train.lr": 1e-6, "table.uri": three_splits.uri}
+    job = jobs(**hardly, **{"model.calibrate": True})
     result = trainer.run(job)
     store = tracking.open_store(job.run, job.registry)
     version = publish(store, trainer.plan(job), result, "train")

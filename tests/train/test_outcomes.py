@@ -7,6 +7,7 @@ import pytest
 from raypipe.feed.dataset import pin
 from raypipe.models.outcomes import Outcomes
 from raypipe.models.zoo import ImageModel
+from raypipe.tables.table import TableConfig
 from raypipe.train import learned, shifted, unseen
 
 from .conftest import Jobs
@@ -39,29 +40,38 @@ def test_test_images_chose_nothing(jobs: Jobs) -> None:
 def test_a_model_is_not_measured_on_images_that_it_was_trained_on(jobs: Jobs) -> None:
     """After a refit on both splits, without test images: it is right there, and nowhere else."""
     assert outcomes_of(jobs, **{"feed.train": "train+val"}) is None
-    assert outcomes_of(jobs, **{"feed.test": "train"}) is None
+    # Nor on a test split that it was trained on: validation judges it.
+    found = outcomes_of(jobs, **{"feed.test": "train"})
+    assert found is not None and (found.split, found.chose) == ("val", True)
 
 
 @pytest.mark.parametrize("calibrate", [False, True])
-@pytest.mark.parametrize("inherited", [0, 3])
+@pytest.mark.parametrize("inherited", [0, 1, 9])
 def test_a_reference_is_not_of_images_that_an_ancestor_has_learned_from(
-    jobs: Jobs, inherited: int, calibrate: bool
+    jobs: Jobs, three_splits: TableConfig, inherited: int, calibrate: bool
 ) -> None:
     """A champion's refit has learned from validation, and a challenger may start from its weights.
 
-    A temperature is never fitted on test images, whatever validation is worth.
+    A temperature is never fitted on test images, whatever validation is worth. Images that are
+    trained on are no test, either.
     """
-    for test in ("test", "train"):
-        job = jobs(**{"feed.test": test, "model.calibrate": calibrate})
+    for test in ("test", "train", "nothing"):
+        changes = {"table.uri": three_splits.uri, "feed.test": test, "model.calibrate": calibrate}
+        job = jobs(**changes)
         pinned = pin(job.table, job.feed)
         model = ImageModel(job.model, len(pinned.classes))
         rows_N2 = learned.rows_of(pinned, pinned.version, pinned.rows_of("val"))[1][:inherited]
         found = unseen.reference(job, model, pinned, job.run.path, rows_N2)
-        leaves = inherited > 0 and test == "train" and not calibrate
-        assert found.split == ("train" if leaves else "val")
-        assert found.is_inherited == (inherited > 0 and not leaves)
+        leaves = inherited > 1 and test == "test" and not calibrate
+        assert found.split == ("test" if leaves else "val")
+        assert found.is_inherited == (inherited > 1 and not leaves)
         why = shifted._why_not(job, pinned, found)
         assert ("started from have learned from images of val" in why) == found.is_inherited
+        if calibrate:
+            assert found.calibrated is not None
+            assert (found.calibrated.test_images > 0) == (test == "test")
+        assert (job.run.path / unseen.TEST).exists() == (test == "test")
+        (job.run.path / unseen.TEST).unlink(missing_ok=True)
 
 
 def test_images_that_an_ancestor_has_learned_from_have_no_outcome(jobs: Jobs) -> None:

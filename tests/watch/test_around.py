@@ -76,15 +76,17 @@ def test_a_champion_that_was_trained_on_validation_rows_is_judged_on_them_no_mor
         train__result="last",
         train__epochs=40,
         train__stopping__patience=None,
+        train__stopping__plateau=None,
     )
     mine = job(
-        train={"epochs": 4, "stopping": {"patience": 2}},
+        train={"epochs": 4, "stopping": {"patience": 2, "plateau": 3}},
         search={"refit": {"train.epochs": 40}},
         watch={"retrain_workers": 2},
     )
     first = challenger(mine, refitted, 9, ["old"])
     assert (first.feed.train, first.feed.val, first.train.result) == ("train", "val", "best")
-    assert first.train.epochs == 4 and first.train.stopping.patience == 2
+    assert first.train.epochs == 4
+    assert (first.train.stopping.patience, first.train.stopping.plateau) == (2, 3)
     wanted, search = searched(mine, first)
     assert wanted.train.workers == 1 and search.refit == {
         "train.workers": 2,
@@ -104,13 +106,15 @@ def test_the_resolution_stays_that_of_the_champion_where_the_job_names_none() ->
 def test_one_trial_is_trained_again_if_a_refit_is_asked_for() -> None:
     alone = job(watch={"retrain_samples": 1})
     assert not around.is_search(alone.watch, alone.search.refit)
-    again = job(watch={"retrain_samples": 1}, search={"refit": {"train.epochs": 40}})
+    refit = {"train.epochs": 40}
+    again = job(watch={"retrain_samples": 1}, search={"preset": "good", "refit": refit})
     assert around.is_search(again.watch, again.search.refit)
     first = challenger(again, CHAMPION, 9, ["old"])
     wanted, search = searched(again, first)
     (only,) = plan(wanted, search, spaces.parse(search.space or {}, wanted), [])
     assert (only["train.lr"], only["model.dropout"]) == (0.002, 0.3)
     assert search.refit is not None and search.refit["train.epochs"] == 40
+    assert search.budget_s is None, "a budget would cut the trial, and not the refit"
 
 
 @pytest.mark.parametrize(

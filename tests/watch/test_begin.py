@@ -323,7 +323,7 @@ def test_weights_that_know_the_validation_images_are_no_start(
     first, _ = begin.begin(job, cfg, CHAMPION, package, pinned, said.append)
     is_cold = watch == "auto" and learned_from == "train+val"
     assert (first.train.start_from is None) == is_cold, said
-    assert ("learned from most validation images" in said[0]) == is_cold
+    assert (begin.REMEMBERS in said[0]) == is_cold
 
 
 @pytest.mark.parametrize(

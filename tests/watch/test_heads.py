@@ -92,12 +92,13 @@ def test_heads_that_would_break_a_limit_with_more_rows_are_not_fitted(
     first = job(**{"run.dir": str(tmp_path)}).training
     whole = Variant("An ensemble", 1.0, 0.9, 1.1, size_mb=20.0)
     monkeypatch.setattr(heads.variants, "of_members", lambda *given: whole)
-    rows: Any = SimpleNamespace(version=SimpleNamespace(identity="t@1"))
+    rows: Any = None
     of_each = heads.jobs(members(), first, None)
-    heads.check(members(), of_each, SearchLimits(size_mb=21.0), lambda job: rows)
-    heads.check(members(), of_each, SearchLimits(), lambda job: pytest.fail("nothing to look at"))
+    heads.check(members(), of_each, SearchLimits(size_mb=21.0), rows)
     with pytest.raises(ConfigError, match=r"break search\.limits.*20 MB of weights.*retrain_space"):
-        heads.check(members(), of_each, SearchLimits(size_mb=19.0), lambda job: rows)
+        heads.check(members(), of_each, SearchLimits(size_mb=19.0), rows)
+    monkeypatch.setattr(heads.variants, "of_members", lambda *given: pytest.fail("measured"))
+    heads.check(members(), of_each, SearchLimits(), rows)
 
 
 @pytest.mark.usefixtures("ray_session")

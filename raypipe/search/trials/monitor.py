@@ -235,6 +235,8 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self.speed = found or self.speed
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if self.stopped is not None:
+            self._pay_unfinished(trial)
         # freeze_thaw stops trials that never began: they are no trials without an improvement.
         if trial.trial_id in self._epochs:
             self._count_end(trials, trial)
@@ -259,7 +261,10 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         name = trial_checkpoints.name_of(trial.path)
         failures = self.failures.get(name, 0)
         self.failures[name] = failures + 1
-        # The epoch in which it failed is paid, too.
+        self._pay_unfinished(trial)
+
+    def _pay_unfinished(self, trial: Any) -> None:
+        """The epoch that it did not end is paid, too."""
         began = self._since.pop(trial.trial_id, None)
         if began is not None:
             self._hold(trial, time.perf_counter() - began)

@@ -119,7 +119,7 @@ def verify(folder: Path, hashes: bool = True) -> str | None:
 
 
 def weights_digest(folder: Path) -> str:
-    """Names the weights of a checkpoint by their content, whichever ranks wrote them and when.
+    """Names the weights of a checkpoint by their content, as its ranks wrote them.
 
     Read from the manifest: nothing is verified.
     """

@@ -48,7 +48,7 @@ def _search(
     # As the search itself decides train.workers=auto.
     given = tuner.one_worker(given)
     job, counts, pinned = training_job(given)
-    cfg, space = tuner.check(given, cfg, pinned.counts, at.resources)
+    cfg, space = tuner.check(given, cfg, pinned, at.resources)
     # A budget may have room for fewer epochs.
     train = job.train.model_copy(update={"epochs": space.job.train.epochs})
     job = job.model_copy(update={"train": train})
