@@ -14,7 +14,7 @@ import torch
 from raypipe.errors import DataError, without_secrets
 from raypipe.feed.decoding import try_decode
 from raypipe.feed.encoded import Broken, encoded
-from raypipe.feed.kept_features import FORMAT
+from raypipe.feed.kept_features import FORMAT, build
 from raypipe.models.allocator import keep_memory
 from raypipe.models.fingerprint import backbone_hash
 from raypipe.models.zoo import ImageModel, ModelConfig
@@ -96,7 +96,7 @@ def _backbone(model_json: str, expected: str) -> ImageModel:
         torch.set_num_threads(1)
         keep_memory()
     cfg = ModelConfig.model_validate_json(model_json)
-    model = ImageModel(cfg, classes=2)
+    model = build(cfg)
     if backbone_hash(cfg, model.backbone, FORMAT) != expected:
         raise DataError(
             "A worker has another backbone than the process that asked for its features",

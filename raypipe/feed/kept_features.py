@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 
 from raypipe.errors import DataError
 from raypipe.models.fingerprint import backbone_hash
@@ -43,12 +44,22 @@ class Kept:
     features: Iterator[np.ndarray]
 
 
+def build(model: ModelConfig) -> ImageModel:
+    """The model whose backbone makes the features; each process builds its own.
+
+    A factory may draw a tensor that no image passes: it is the same each time.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return ImageModel(model, classes=2)
+
+
 class KeptFeatures:
     """The kept features of one backbone. width: numbers per image. backbone: its hash."""
 
     def __init__(self, store: str, model: ModelConfig) -> None:
         # The weights are part of the table's name, so the model must be built.
-        built = ImageModel(model, classes=2)
+        built = build(model)
         self.width = built.head.features
         self.backbone = backbone_hash(model, built.backbone, FORMAT)
         self._store = Path(store)

@@ -88,8 +88,7 @@ def open_image(
     if image.width * image.height > max_pixels:
         raise BadImage("too_large", f"{image.width}x{image.height} is over {max_pixels:,} pixels")
     if _is_jpeg(image):
-        # Behind the picture there may be a film, whose bytes look like markers by chance.
-        scans = 1 if jpeg.is_one_scan(bytes(data)) else jpeg.count_scans(bytes(data))
+        scans = jpeg.scans(bytes(data))
         if scans > jpeg.MAX_SCANS:
             size = f"{image.width}x{image.height}"
             raise BadImage("too_many_scans", f"{scans} scans of {size} would take minutes")

@@ -64,7 +64,7 @@ def decode(
     header = _header(data)
     if header is None:
         return None
-    if not header.one_scan and count_scans(data) > MAX_SCANS:
+    if scans(data) > MAX_SCANS:
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
@@ -102,17 +102,14 @@ def _shrink(shorter_px: int, least_px: int | None) -> int:
     return 1
 
 
-def is_one_scan(data: bytes) -> bool:
-    """Does the first scan hold the whole picture?"""
-    header = _header(data)
-    return header is not None and header.one_scan
-
-
-def count_scans(data: bytes) -> int:
-    """Start-of-scan markers, those of previews in the metadata included.
-
-    The two bytes never follow each other in coded pixels.
+def scans(data: bytes) -> int:
+    """1 if the first scan holds the whole picture: behind it there may be a film, whose bytes look
+    like markers by chance. Else all start-of-scan markers, those of previews in the metadata
+    included; the two bytes never follow each other in coded pixels.
     """
+    header = _header(data)
+    if header is not None and header.one_scan:
+        return 1
     return data.count(SCAN)
 
 

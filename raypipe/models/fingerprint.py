@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -48,25 +49,35 @@ def source(name: str) -> str:
     """A hash of the user's own files that a backbone's name leads to; "" for all other names.
 
     Of a file: factory the code, with every module of the user's that it imports: code may change
-    while weights stay. Of a local hf: folder its files.
+    while weights stay. Of a local hf: folder what transformers reads: configuration and weights.
     """
     provider, _, rest = name.partition(":")
-    digest = hashlib.sha256()
     if provider == "file":
-        try:
-            files = own_code.collect(rest.partition(":")[0])
-        except DataError:
-            return ""  # a module without Python source
-        for path in sorted(files):
-            digest.update(f"{path} {len(files[path])} ".encode() + files[path])
-        return digest.hexdigest()
-    if provider == "hf" and "/" in rest and Path(rest).is_dir():
-        for file in sorted(path for path in Path(rest).rglob("*") if path.is_file()):
-            stat = file.stat()
-            digest.update(f"{file.relative_to(rest)} ".encode())
-            digest.update(_sha256(file, stat.st_size, stat.st_mtime_ns))
-        return digest.hexdigest()
-    return ""
+        return _of_code(rest.partition(":")[0])
+    folder = Path(rest).expanduser()
+    if provider != "hf" or "/" not in rest or not folder.is_dir():
+        return ""
+    digest = hashlib.sha256()
+    for file in sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")]):
+        stat = file.stat()
+        digest.update(f"{file.name} ".encode() + _sha256(file, stat.st_size, stat.st_mtime_ns))
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _of_code(module: str) -> str:
+    """Once a process: it goes on with the code that it has imported, whatever is edited since."""
+    digest = hashlib.sha256()
+    try:
+        files = own_code.collect(module)
+    except DataError:  # no Python source
+        spec = find_spec(module)
+        if spec is None or not spec.origin or not Path(spec.origin).is_file():
+            return ""
+        files = {module: Path(spec.origin).read_bytes()}
+    for path in sorted(files):
+        digest.update(f"{path} {len(files[path])} ".encode() + files[path])
+    return digest.hexdigest()
 
 
 @lru_cache(maxsize=256)

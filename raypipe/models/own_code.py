@@ -189,7 +189,10 @@ def _source(name: str) -> tuple[str, bytes] | None:
     stem = name.replace(".", "/")
     is_package = spec.submodule_search_locations is not None
     path = f"{stem}/{_INIT}" if is_package else f"{stem}.py"
-    return path, Path(spec.origin).read_bytes()
+    try:
+        return path, Path(spec.origin).read_bytes()
+    except OSError:  # in a zip
+        return None
 
 
 def _imports(source: bytes, path: str, name: str) -> list[str]:

@@ -39,15 +39,14 @@ def check(job: TrainJob, cfg: SearchConfig) -> None:
     if cfg.refit is None:
         return
     changes = _changes(job, cfg.refit)
-    ends = sorted(
-        f"train.stopping.{rule}" for rule in _ENDS if f"train.stopping.{rule}" in cfg.refit
-    )
-    if ends:
-        raise ConfigError(
-            f"search.refit.{ends[0]} would end the refit before its learning rate has fallen",
-            rule="Such a refit is no model",
-            fix="Set search.refit.train.epochs, or search.budget_s",
-        )
+    for name in (f"train.stopping.{rule}" for rule in _ENDS):
+        if cfg.refit.get(name) is not None:
+            raise ConfigError(
+                f"search.refit.{name} would end the refit before its learning rate has fallen",
+                got=cfg.refit[name],
+                rule="Such a refit is no model",
+                fix="Set it to null, or limit search.refit.train.epochs or search.budget_s",
+            )
     # A preset may have set the refit, and the first answer.
     refuse(_refitted(job, changes, "search.refit=null"), "search.refit")
     if cfg.first_answer:
@@ -59,7 +58,9 @@ def check_splits(job: TrainJob, cfg: SearchConfig, pinned: Pinned) -> None:
     """Raise ConfigError if a refit would train on test images, which are to judge its model."""
     if cfg.refit is None:
         return
-    feed = replaced(job, _changes(job, cfg.refit)).feed
+    changes = _changes(job, cfg.refit)
+    of_feed = {name: changes[name] for name in changes if name.startswith("feed.")}
+    feed = replaced(job, of_feed).feed
     both = pinned.common(feed.train, feed.test)
     if both:
         raise ConfigError(

@@ -117,7 +117,7 @@ def searched(
     if given is None and first.train.solver != "steps":
         # A head that is fitted at once depends on nothing that is drawn near.
         changes["samples"] = 1
-    if changes["samples"] == 1:
+    if changes["samples"] == 1 and given is None:
         # It has all of its epochs, as the refit that follows has: both are outside of a budget.
         changes["budget_s"] = None
     if cfg.populated:  # a population is as large as the machine; this is a small search

@@ -127,7 +127,7 @@ def of_heads(
 ) -> Challenger:
     """The champion's heads, all fitted to the new rows, within search.limits."""
     of_each = heads.jobs(members, first, cfg.refit)
-    rows = _pin(first, opened)
+    rows = _pin(of_each[0], opened)
     refit.check_splits(first, cfg, rows)
     heads.check(members, of_each, cfg.limits, rows)
     say(f"Fitting the champion's {len(members)} heads to {_table(first)}, {of_each[0].feed.train}")

@@ -20,6 +20,7 @@ from raypipe.feed.dataset import FeedConfig, pin
 from raypipe.feed.feed import Feed, Source, fetch
 from raypipe.feed.kept_features import FORMAT, KeptFeatures
 from raypipe.images.decode import decode_batch
+from raypipe.models.fingerprint import _of_code as code_of_process
 from raypipe.models.fingerprint import backbone_hash, fingerprint, source
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
@@ -204,6 +205,7 @@ def test_a_backbones_hash_is_of_all_that_turns_bytes_into_features(
     next(iter(built.parameters())).data[0] += 1
     hashes.append(backbone_hash(plain, built, 2))
     (tmp_path / "mine_a.py").write_text(code.replace("Flatten", "Identity"))
+    code_of_process.cache_clear()
     hashes.append(backbone_hash(plain, built, 2))
     assert len(set(hashes)) == len(hashes)
     assert backbone_hash(replace(plain, {"dropout": 0.9}), built, 2) == hashes[-1]  # of the head
@@ -229,6 +231,9 @@ def test_code_and_files_of_the_users_own_are_in_the_hash_and_in_a_trainings_key(
 
     seen = set()
     for kind in ("Flatten", "Identity", "Flatten"):
+        code_of_process.cache_clear()
+        (folder / ".cache").mkdir(exist_ok=True)
+        (folder / ".cache" / "downloaded").write_text(str(len(seen)))
         (package / "net.py").write_text("from torch import nn\n" + factory.format(kind))
         (folder / "model.safetensors").write_text(kind)
         seen |= {said("file:mine_b:net"), said(f"hf:{folder}")}

@@ -238,6 +238,9 @@ def test_what_would_end_a_refit_early_is_refused_and_a_head_has_no_schedule(
     with pytest.raises(ConfigError, match=r"search\.refit\.train\.stopping\.seconds would end"):
         check(job)
 
+    freed = {"train.stopping.seconds": None}
+    check(searches(tmp_path, **{"search.refit": freed, "train.stopping.seconds": 60}))
+
     def unfinished(solver: str, epochs: int, best_epoch: int) -> str | None:
         train = SimpleNamespace(solver=solver, epochs=20, result="last", anneal_s=None)
         best = SimpleNamespace(history=({},) * epochs, best_epoch=best_epoch)

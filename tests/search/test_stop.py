@@ -315,6 +315,12 @@ def test_a_trial_that_fails_is_paid(monkeypatch: pytest.MonkeyPatch) -> None:
             seen.on_step_end(1, [])
         assert seen.held == {"a": Held(40.0, 80.0)} and seen.failures == {"a": 2}
         assert seen.stop() is (limit is not None)
+    # Tune calls back for no trial that the search's end has cut.
+    seen.on_step_end(2, [Told("b")])
+    now[0] += 7
+    seen.on_step_end(3, [Told("b", status=Trial.TERMINATED)])
+    seen.on_step_end(4, [Told("b", status=Trial.TERMINATED)])
+    assert seen.held["b"] == Held(7.0, 14.0)
 
 
 def test_each_time_that_the_best_became_better_is_remembered() -> None:

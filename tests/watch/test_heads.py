@@ -117,6 +117,10 @@ def test_the_ensemble_is_fitted_as_a_whole_and_once(
         of_each = heads.jobs(members(), first, None)
         return heads.fitted(members(), of_each, lambda job: pin(job.table, job.feed), monitors)
 
+    # On validation images too, their number of landmarks is of both splits.
+    both = heads.jobs(members(), first, {})
+    rows = pin(both[0].table, both[0].feed)
+    heads.check(members(), both, SearchLimits(size_mb=1000), rows)
     found = fitted()
     assert found.members == ("first-answer-1", "first-answer-3") and found.shares == (0.75, 0.25)
     model = trainer.assemble(found.job, found.best)

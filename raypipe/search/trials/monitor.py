@@ -190,6 +190,11 @@ class Monitor(tune.Callback):  # type: ignore[misc]
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Which trials run, and since when they train their epochs."""
+        # Tune tells of no trial that the search's end has cut.
+        if self.stopped is not None:
+            for trial in trials:
+                if trial.status != trial.RUNNING:
+                    self._pay_unfinished(trial)
         running = {trial.trial_id for trial in trials if trial.status == trial.RUNNING}
         now = time.perf_counter()
         self._since = {trial: self._since.get(trial, now) for trial in running}
@@ -235,8 +240,6 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self.speed = found or self.speed
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if self.stopped is not None:
-            self._pay_unfinished(trial)
         # freeze_thaw stops trials that never began: they are no trials without an improvement.
         if trial.trial_id in self._epochs:
             self._count_end(trials, trial)
