@@ -3,8 +3,12 @@
 A cell is one measurement: a task, a method, a seed and a budget. It runs in a process of its own
 and group, so that a kill of either leaves no half line and no process, and one cell's memory is not
 the next one's. Its line has, beside what the process returned: commit, hash of the configuration,
-machine, date, load average before and after, seconds, and whether it is valid. A failed cell has a
-line too, with `error`: why, in one line. It is tried again by the next run.
+machine, date, seconds, load average before and after, how busy the CPUs were before it, and whether
+it is valid; if it is not, `why_not_valid`. A failed cell has a line too, with `error`: why, in one
+line. It is tried again by the next run. So is a cell whose line has another configuration.
+
+A load average still holds the cell before, minutes after its end. So what decides whether a cell
+begins on a quiet machine is the share of the CPUs that is taken in the WATCH_S before it.
 
 Ledgers lie in LEDGERS and are committed, so that a result outlives the machine that measured it. So
 a line names no folder of that machine. Cells work in a folder that git ignores.
@@ -29,7 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,12 +43,18 @@ from benchmarks import looks
 from raypipe.errors import one_line
 
 Line = dict[str, Any]
+Counts = Callable[[Line], bool]
 KEYS = ("task", "method", "seed", "budget_s")
-# Above this load before it starts, a cell's time is not that of a quiet machine.
-BUSY = 0.5
+WATCH_S = 3.0
+# Of all CPUs, in these seconds. Above it a cell's time is not that of a quiet machine.
+MOST_BUSY = 0.15
 LEDGERS = Path(__file__).with_name("results") / "ledgers"
 _WHY = "why"  # in a cell's folder: why it failed
 _PLACES = re.compile(r"(?<![\w.])/(?:[\w.@+=-]+/)+")
+
+
+def every(line: Line) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
@@ -92,30 +102,32 @@ class Ledger:
         whole = self.file.read_bytes().rpartition(b"\n")[0]
         return [json.loads(line) for line in whole.splitlines()]
 
-    def done(self) -> dict[tuple[Any, ...], Line]:
-        """The newest line of each cell that did not fail."""
+    def done(self, counts: Counts = every) -> dict[tuple[Any, ...], Line]:
+        """The newest line of each cell that did not fail. counts: which lines are looked at."""
         found = {}
         for line in self.lines():
-            if not line.get("error"):
+            if counts(line) and not line.get("error"):
                 found[tuple(line[name] for name in KEYS)] = line
         return found
 
-    def failed(self) -> list[str]:
+    def failed(self, counts: Counts = every) -> list[str]:
         """Each cell that has failed and was not measured since: its name, and why."""
-        done, found = self.done(), {}
+        done, found = self.done(counts), {}
         for line in self.lines():
             cell = Cell(*(line[name] for name in KEYS))
-            if line.get("error") and cell.key not in done:
+            if counts(line) and line.get("error") and cell.key not in done:
                 found[cell] = f"{cell.name}: {line['error']}"
         return list(found.values())
 
     def measure(self, cell: Cell, module: str, config: Mapping[str, Any], limit_s: float) -> Line:
-        """The cell's line: read, or measured now by `python -m module --cell FILE`.
+        """The cell's line: read, if `config` was the same, or measured now.
 
-        The process gets a file with the cell, `config` and an empty folder, and leaves its result
-        as result.json there (see `run_cell`). It is killed after `limit_s`.
+        `python -m module --cell FILE` measures it. The process gets a file with the cell, `config`
+        and an empty folder, and leaves its result as result.json there (see `run_cell`). It is
+        killed after `limit_s`.
         """
-        known = self.done().get(cell.key)
+        hashed = hash_of(config)
+        known = self.done(lambda line: line.get("config") == hashed).get(cell.key)
         if known is not None:
             return known
         folder = self.work / cell.name
@@ -124,25 +136,30 @@ class Ledger:
         asked = {name: getattr(cell, name) for name in KEYS}
         asked_file = folder / "cell.json"
         asked_file.write_text(json.dumps(asked | {"config": dict(config), "folder": str(folder)}))
-        before, began = os.getloadavg()[0], time.monotonic()
+        load, busy = os.getloadavg()[0], busy_for(WATCH_S)
+        began = time.monotonic()
         error = _ran([sys.executable, "-m", module, "--cell", str(asked_file)], folder, limit_s)
         seconds = time.monotonic() - began
         result = folder / "result.json"
         line = asked | {
             "commit": looks.commit(),
-            "config": _hash(config),
+            "config": hashed,
             "machine": f"{os.cpu_count()} x {_processor()}",
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "load_before": round(before, 2),
+            "busy_before": round(busy, 3),
+            "load_before": round(load, 2),
             "load_after": round(os.getloadavg()[0], 2),
             "seconds": round(seconds, 1),
-            "valid": before <= BUSY,
+            "valid": busy <= MOST_BUSY,
         }
+        if busy > MOST_BUSY:
+            line["why_not_valid"] = f"{busy:.0%} of the CPUs were busy before it began"
         if error is None and result.exists():
             line |= json.loads(without_places(result.read_text()))
             shutil.rmtree(folder)  # gigabytes of checkpoints else
         else:
-            line |= {"valid": False, "error": without_places(error or "no result")}
+            why = without_places(error or "no result")
+            line |= {"valid": False, "why_not_valid": "it failed", "error": why}
         self._append(line)
         return line
 
@@ -199,7 +216,29 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _hash(config: Mapping[str, Any]) -> str:
+def busy_for(seconds: float) -> float:
+    """The part of all CPUs that was taken for so many seconds from now on."""
+    before = _cpu_times()
+    time.sleep(seconds)
+    return busy_share(before, _cpu_times())
+
+
+def busy_share(before: Sequence[int], after: Sequence[int]) -> float:
+    """Between two readings of the first line of /proc/stat: user, nice, system, idle, iowait, …
+
+    Waiting for a disk is idle; what another virtual machine took (steal) is busy.
+    """
+    passed = [late - early for early, late in zip(before, after, strict=True)]
+    return 1 - sum(passed[3:5]) / max(1, sum(passed))
+
+
+def _cpu_times() -> list[int]:
+    """user, nice, system, idle, iowait, irq, softirq, steal. Guests are in user and nice."""
+    line = Path("/proc/stat").read_text().splitlines()[0]
+    return [int(ticks) for ticks in line.split()[1:9]]
+
+
+def hash_of(config: Mapping[str, Any]) -> str:
     text = json.dumps(config, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -2,85 +2,137 @@
 
 A race is one task, seed and budget. Only a full race counts, in which every method has a line: a
 method that has measured its easy races alone must not look good by them. `left_out` names the other
-races: read it too, because a method may have no answer in a race that is hard for it.
+races.
 
-A model that came after the budget (`model_s`) ranks below all that came in time. Its score stands
-in the means, and `late` counts it.
+A line is of one of three kinds:
 
-Intervals are 95 % bootstrap intervals: RESAMPLES times as many races are drawn with replacement.
-They treat races as independent. Two seeds of one task are not quite that, so intervals are somewhat
-too narrow.
+- The model was there in time.
+- It came after the budget (`model_s`): it ranks below all that came in time. Its score stands in
+  the means, and `late` counts it.
+- There was none (`no_model`): it ranks last, is in no mean, and is counted. `better_by` is over the
+  races in which both have a model.
+
+Intervals are 95 % bootstrap intervals. Races on the same images are not independent: the four tasks
+of solar cells are one source, and two seeds split the same images. So whole sources are drawn with
+replacement, RESAMPLES times, each with all its races. Three sources are few: such an interval is
+wide, and still too narrow. `by_source` has the mean rank of each.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from statistics import median
+from collections.abc import Callable, Iterable, Sequence, Set
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
 Line = dict[str, Any]
-Race = tuple[str, int]  # task, seed
+Race = dict[str, Line]  # by method
+SourceOf = Callable[[str], str]  # of a task
 RESAMPLES = 5_000
 NEAR = 0.99
 
 
-def summary(lines: Iterable[Line], methods: Sequence[str]) -> dict[str, Line]:
+def summary(
+    lines: Iterable[Line],
+    methods: Sequence[str],
+    source_of: SourceOf = str,
+    known: Set[str] = frozenset(),
+) -> dict[str, Line]:
     """By budget: how the methods compare over the races in which all of them are.
 
-    Lines without a test score, and of other methods, are left out.
+    source_of: where a task's images come from. known: images whose labels a test split has shown
+    before; with them, the others' share of right ones is told apart (`fresh`).
+
+    Lines of a trial without a test, and of other methods, are left out.
     """
-    by_budget: dict[float, dict[Race, dict[str, Line]]] = defaultdict(lambda: defaultdict(dict))
+    by_budget: dict[float, dict[tuple[str, int], Race]] = defaultdict(lambda: defaultdict(dict))
     for line in lines:
-        if line["method"] in methods and line.get("test") is not None:
+        if line["method"] in methods and (line.get("test") is not None or has_none(line)):
             race = (line["task"], line["seed"])
             by_budget[line["budget_s"]][race][line["method"]] = line
     return {
-        f"{budget_s:g} s": compared(by_budget[budget_s], methods) for budget_s in sorted(by_budget)
+        f"{budget_s:g} s": compared(by_budget[budget_s], methods, source_of, known)
+        for budget_s in sorted(by_budget)
     }
 
 
-def compared(races: dict[Race, dict[str, Line]], methods: Sequence[str]) -> Line:
+def compared(
+    races: dict[tuple[str, int], Race],
+    methods: Sequence[str],
+    source_of: SourceOf = str,
+    known: Set[str] = frozenset(),
+) -> Line:
     """The races of one budget."""
-    full = [race for race in races.values() if all(method in race for method in methods)]
+    full = {key: race for key, race in races.items() if all(one in race for one in methods)}
     found: Line = {
         "races": len(full),
         "left_out": {
             f"{task} {seed}": "no " + ", ".join(m for m in methods if m not in race)
             for (task, seed), race in sorted(races.items())
-            if race not in full
+            if (task, seed) not in full
         },
     }
     if not full:
         return found
-    counted = [line for race in full for line in race.values()]
-    found["commits"] = sorted({line.get("commit", "") for line in counted})
+    sources = [source_of(task) for task, _ in full]
+    counted = [line for race in full.values() for line in race.values()]
+    found["sources"] = len(set(sources))
+    found["commits"] = _different(counted, "commit")
+    found["machines"] = _different(counted, "machine")
     found["not_valid"] = sum(not line.get("valid", True) for line in counted)
-    ranks_RM = np.array([ranks([race[method] for method in methods]) for race in full])
-    tests_RM = np.array([[race[method]["test"] for method in methods] for race in full])
+    ranked = [ranks([race[method] for method in methods]) for race in full.values()]
     for place, method in enumerate(methods):
-        own = [race[method] for race in full]
-        times = [seconds_to(race, method) for race in full]
+        own = [place_of[place] for place_of in ranked]
         found[method] = {
-            "mean_rank": round(float(ranks_RM[:, place].mean()), 2),
-            "mean_rank_95": interval(ranks_RM[:, place], 2),
-            "mean_test": round(float(tests_RM[:, place].mean()), 4),
-            "median_s_to_99": round(median(times), 1),
-            "late": sum(map(is_late, own)),
+            "mean_rank": round(fmean(own), 2),
+            "mean_rank_95": interval(own, sources, 2),
+            "by_source": {
+                one: round(fmean(_of(one, own, sources)), 2) for one in sorted({*sources})
+            },
+            **_of_method(list(full.values()), method, known),
         }
         if place:
-            gains_R = tests_RM[:, 0] - tests_RM[:, place]
-            # Of the first method over this one, in parts of one.
-            found[method][f"{methods[0]}_better_by"] = round(float(gains_R.mean()), 4)
-            found[method][f"{methods[0]}_better_by_95"] = interval(gains_R, 4)
+            found[method] |= _gains(list(full.values()), sources, methods[0], method)
     return found
+
+
+def _of_method(races: Sequence[Race], method: str, known: Set[str]) -> Line:
+    """What its own lines say."""
+    own = [race[method] for race in races]
+    tests = [line["test"] for line in own if not has_none(line)]
+    times, most_s = [seconds_to(race, method) for race in races], own[0]["budget_s"]
+    told: Line = {
+        "mean_test": round(fmean(tests), 4) if tests else None,
+        # The budget stands for the races in which it was not reached.
+        "median_s_to_99": round(median(at if at is not None else most_s for at in times), 1),
+        "reached_99": sum(seconds is not None for seconds in times),
+        "late": sum(map(is_late, own)),
+        "no_model": sum(map(has_none, own)),
+    }
+    fresh = [right for line in own for name, right in line.get("cells", ()) if name not in known]
+    if known and fresh:
+        told["fresh"] = {"images": len(fresh), "right": round(fmean(fresh), 4)}
+    return told
+
+
+def _gains(races: Sequence[Race], sources: Sequence[str], first: str, method: str) -> Line:
+    """What the first method is better by, in parts of one, where both have a model."""
+    gains, of = [], []
+    for race, source in zip(races, sources, strict=True):
+        if not has_none(race[first]) and not has_none(race[method]):
+            gains.append(race[first]["test"] - race[method]["test"])
+            of.append(source)
+    if not gains:
+        return {}
+    name = f"{first}_better_by"
+    return {name: round(fmean(gains), 4), f"{name}_95": interval(gains, of, 4)}
 
 
 def ranks(race: Sequence[Line]) -> list[float]:
     """Of each line by its test score; 1 is the best, and equal ones share their mean rank."""
-    scores = [(not is_late(line), line["test"]) for line in race]
+    scores = [_score(line) for line in race]
     found = []
     for score in scores:
         better = sum(other > score for other in scores)
@@ -89,25 +141,52 @@ def ranks(race: Sequence[Line]) -> list[float]:
     return found
 
 
+def _score(line: Line) -> tuple[int, float]:
+    if has_none(line):
+        return 0, 0.0
+    return (1 if is_late(line) else 2), line["test"]
+
+
+def has_none(line: Line) -> bool:
+    """Was there no model when the budget was over?"""
+    return line.get("no_model") is not None
+
+
 def is_late(line: Line) -> bool:
     """Did the model that was tested exist only after the budget?"""
     return bool(line.get("model_s", 0.0) > line["budget_s"])
 
 
-def seconds_to(race: dict[str, Line], method: str) -> float:
+def seconds_to(race: Race, method: str) -> float | None:
     """Seconds until a method had NEAR of the best validation score that any reached in this race;
-    the budget, where it never had.
+    None: it never had.
     """
-    wanted = NEAR * max(line["val"] for line in race.values())
-    line = race[method]
-    reached = (seconds for seconds, best in line["curve"] if best >= wanted)
-    return float(next(reached, line["budget_s"]))
-
-
-def interval(values_R: np.ndarray, digits: int) -> list[float] | None:
-    """Of the mean over races; None for one race, which says nothing of others."""
-    if len(values_R) < 2:
+    best = max((line["val"] for line in race.values() if not has_none(line)), default=None)
+    if best is None:
         return None
-    draws = np.random.default_rng(0).integers(0, len(values_R), (RESAMPLES, len(values_R)))
-    low, high = np.percentile(values_R[draws].mean(1), [2.5, 97.5])
+    reached = (
+        seconds for seconds, so_far in race[method].get("curve", ()) if so_far >= NEAR * best
+    )
+    return next(reached, None)
+
+
+def interval(values: Sequence[float], sources: Sequence[str], digits: int) -> list[float] | None:
+    """Of the mean over races; None for one source, which says nothing of others."""
+    by_source = [_of(one, values, sources) for one in sorted({*sources})]
+    if len(by_source) < 2:
+        return None
+    sums_S = np.array([sum(some) for some in by_source], float)
+    counts_S = np.array([len(some) for some in by_source])
+    shape = (RESAMPLES, len(by_source))
+    draws_RS = np.random.default_rng(0).integers(0, len(by_source), shape)
+    means_R = sums_S[draws_RS].sum(1) / counts_S[draws_RS].sum(1)
+    low, high = np.percentile(means_R, [2.5, 97.5])
     return [round(float(low), digits), round(float(high), digits)]
+
+
+def _of(source: str, values: Sequence[float], sources: Sequence[str]) -> list[float]:
+    return [value for value, one in zip(values, sources, strict=True) if one == source]
+
+
+def _different(lines: Sequence[Line], name: str) -> list[str]:
+    return sorted({line.get(name, "") for line in lines})

@@ -110,6 +110,17 @@ def digest(cfg: TableConfig) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
+def source_of(task: str) -> str:
+    """Where its images come from. Tasks of one source have the same images, or some of them."""
+    return TASKS[task].images.partition(":")[2]
+
+
+def test_ids(cfg: TableConfig) -> set[str]:
+    """The beginnings of the ids of the test images, as records of single images have them."""
+    rows = _columns(cfg, ["image_id", "split"])
+    return {row["image_id"][:12] for row in rows if row["split"] == "test"}
+
+
 def counts(cfg: TableConfig) -> dict[str, int]:
     """Images of each split."""
     found = dict.fromkeys(SPLITS, 0)

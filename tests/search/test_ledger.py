@@ -13,20 +13,52 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import ledger as ledgers
 from benchmarks import solar_seeds
-from benchmarks.ledger import Cell, Ledger, without_places
+from benchmarks.ledger import MOST_BUSY, Cell, Ledger, busy_share, without_places
 
 CELL = Cell("digits", "random", 1, 2.0)
 MODULE = "tests.search.a_cell"
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test waits seconds to see how busy the machine is."""
+    monkeypatch.setattr(ledgers, "WATCH_S", 0.01)
 
 
 def test_a_measured_cell_is_read_and_not_measured_again(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
     line = ledger.measure(CELL, MODULE, {"how": "well"}, 60)
     assert (line["val"], line["task"], line["seed"]) == (0.5, "digits", 1)
-    assert {"commit", "config", "machine", "date", "load_before", "seconds", "valid"} <= set(line)
-    assert ledger.measure(CELL, MODULE, {"how": "die"}, 60) == line
+    assert {"commit", "config", "machine", "date", "busy_before", "seconds", "valid"} <= set(line)
+    assert ledger.measure(CELL, MODULE, {"how": "well"}, 60) == line
     assert len(ledger.lines()) == 1
+
+
+def test_a_line_of_another_configuration_is_not_this_one(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    first = ledger.measure(CELL, MODULE, {"how": "well"}, 60)
+    other = ledger.measure(CELL, MODULE, {"how": "well", "epochs": 9}, 60)
+    assert first["config"] != other["config"] and len(ledger.lines()) == 2
+    assert ledger.done(lambda line: line["config"] == first["config"]) == {CELL.key: first}
+    assert ledger.done(lambda line: False) == {} and ledger.done() == {CELL.key: other}
+
+
+def test_a_cell_is_valid_if_the_cpus_were_free_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    #         user nice system idle iowait irq softirq steal
+    before = [100, 0, 100, 1000, 50, 0, 0, 0]
+    assert busy_share(before, [130, 0, 110, 1340, 110, 0, 0, 10]) == pytest.approx(50 / 450)
+    assert busy_share(before, before) == 1, "a clock that stands says nothing good"
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    monkeypatch.setattr(ledgers, "busy_for", lambda seconds: MOST_BUSY + 0.01)
+    busy = ledger.measure(CELL, MODULE, {"how": "well"}, 60)
+    assert not busy["valid"] and busy["why_not_valid"].startswith("16% of the CPUs")
+    monkeypatch.setattr(ledgers, "busy_for", lambda seconds: MOST_BUSY)
+    free = ledger.measure(CELL, MODULE, {"how": "well", "again": True}, 60)
+    assert free["valid"] and "why_not_valid" not in free
 
 
 def test_a_cell_that_dies_has_a_line_that_says_so_and_is_tried_again(tmp_path: Path) -> None:
@@ -122,7 +154,24 @@ def test_certain_cells_are_told_apart() -> None:
     cells = [["a", 0.0, True], ["b", 1.0, False], ["c", 0.333, True], ["d", 1.0, True]]
     assert solar_seeds.share(cells) == 0.75
     assert solar_seeds.share(solar_seeds.certain(cells)) == 0.6667
-    line = {"cells": cells, "seed": 11, "tune_s": 1200.0, "valid": True}
+    line = {"cells": cells, "seed": 11, "tune_s": 1200.0, "budget_s": 1200, "valid": True}
+    line |= {"commit": "abc", "test": 0.75}
     told = solar_seeds.summary([line], {"a", "b"})
     assert told["test"]["mean"] == 0.75 and told["certain"]["cells"] == 3
     assert told["fresh"] == {"cells": 2, "mean": 1.0, "median": 1.0, "worst": 1.0}
+
+
+def test_a_seed_that_ended_early_is_told_and_means_are_by_commit() -> None:
+    cells = [["a", 0.0, True]]
+    lines = [
+        {"cells": cells, "seed": seed, "tune_s": tune_s, "budget_s": 1200, "commit": commit}
+        | {"test": test, "valid": True}
+        for seed, tune_s, commit, test in (
+            (11, 1079.3, "a", 0.90),
+            (20, 1231.0, "a", 0.88),
+            (12, 1170.0, "b", 0.92),
+        )
+    ]
+    told = solar_seeds.summary(lines, set())
+    assert told["not_within_30_s"] == [11, 20] and told["not_valid"] == []
+    assert told["by_commit"] == {"a": {"seeds": 2, "mean": 0.89}, "b": {"seeds": 1, "mean": 0.92}}

@@ -13,14 +13,20 @@ import pytest
 
 from benchmarks import looks
 
-# Words of a benchmark that reads the score of a test split.
+# Words of a benchmark that reads the score of a test split, or has one computed: a registration and
+# `raypipe tune` predict it.
 READS = re.compile(
     r'feed\.val": "test"|feed\.test|test_(accuracy|metrics)|\.test\(\)|"test": test\('
-    r"|unseen\.test\("
+    r"|unseen\.test\(|\bpublish\(|\bscored\(|judged test rows"
+    r'|raypipe\("tune"|"raypipe", "tune"|\["tune"'
 )
-# What notes its looks elsewhere, or has none at a test split that anything is chosen for.
+# Those that do not note it themselves: why not.
 OTHERWISE = {
     "quickstart.py": "the gate's test part, once a seed: its records are in the list",
+    "budget.py": "raypipe tune computes the scores and nobody sees them: lines by hand, per record",
+    "limits.py": "the same",
+    "costs.py": "its images are drawn at random: there is nothing to learn from their test split",
+    "scored.py": "it hands the score to equal_time.py",
 }
 
 
@@ -28,12 +34,12 @@ def test_a_benchmark_that_reads_a_test_split_notes_it() -> None:
     readers = {}
     for file in looks.FILE.parent.glob("*.py"):
         text = file.read_text(encoding="utf-8")
-        if READS.search(text) and file.name not in OTHERWISE:
+        if READS.search(text):
             readers[file.name] = text
-    assert "equal_time.py" in readers, "the words above do not find what reads a test split"
+    known = {"equal_time.py", "first_answer.py", "solar_seeds.py", *OTHERWISE}
+    assert known <= set(readers), "the words above do not find what reads a test split"
     silent = {name for name, text in readers.items() if "looks.note(" not in text}
-    # They hand their score to equal_time.py as a function.
-    assert silent == {"our_tune.py", "plain_tune.py"}
+    assert silent == set(OTHERWISE)
 
 
 def test_a_look_is_a_line_and_older_ones_count_at_least(tmp_path: Path) -> None:
