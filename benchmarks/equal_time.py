@@ -61,6 +61,7 @@ SEEDS = (3, 4)
 SETTINGS = ("search", "train", "model", "augment", "registry")
 # Beside solar_seeds.SEEN: splits of task_tables whose scores were looked at before this comparison.
 SEEN = {"elpv-binary": (1,)}
+SOLAR = task_tables.source_of("elpv-binary")
 
 
 def job_of(asked: Line, sections: dict[str, Any]) -> Any:
@@ -182,10 +183,10 @@ def seen_before(home: Path) -> set[str]:
 def report(ledger: Ledger, methods: Sequence[str]) -> Line:
     """What the ledger says of today's settings."""
     done = list(ledger.done(is_of_today).values())
-    solar = any(line.get("cells") and line["task"].startswith("elpv") for line in done)
-    known = seen_before(ledger.work) if solar else set()
+    sources = {task_tables.source_of(line["task"]) for line in done if line.get("cells")}
+    known = {SOLAR: seen_before(ledger.work)} if SOLAR in sources else {}
     return {
-        "tasks": "development",
+        "development_tasks": all(line["task"] in task_tables.DEVELOPMENT for line in done),
         "cells": len(done),
         "failed": ledger.failed(is_of_today),
         "of_other_settings": sum(not is_of_today(line) for line in ledger.lines()),

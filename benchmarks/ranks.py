@@ -21,8 +21,9 @@ wide, and still too narrow. `by_source` has the mean rank of each.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from statistics import fmean, median
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ import numpy as np
 Line = dict[str, Any]
 Race = dict[str, Line]  # by method
 SourceOf = Callable[[str], str]  # of a task
+Known = Mapping[str, Set[str]]
 RESAMPLES = 5_000
 NEAR = 0.99
 
@@ -38,12 +40,13 @@ def summary(
     lines: Iterable[Line],
     methods: Sequence[str],
     source_of: SourceOf = str,
-    known: Set[str] = frozenset(),
+    known: Known = MappingProxyType({}),
 ) -> dict[str, Line]:
     """By budget: how the methods compare over the races in which all of them are.
 
-    source_of: where a task's images come from. known: images whose labels a test split has shown
-    before; with them, the others' share of right ones is told apart (`fresh`).
+    source_of: where a task's images come from. known: by source, images that test splits held which
+    somebody had looked at before. Of such a source the others' share of right ones is told apart
+    (`fresh`).
 
     Lines of a trial without a test, and of other methods, are left out.
     """
@@ -62,7 +65,7 @@ def compared(
     races: dict[tuple[str, int], Race],
     methods: Sequence[str],
     source_of: SourceOf = str,
-    known: Set[str] = frozenset(),
+    known: Known = MappingProxyType({}),
 ) -> Line:
     """The races of one budget."""
     full = {key: race for key, race in races.items() if all(one in race for one in methods)}
@@ -83,27 +86,43 @@ def compared(
     found["machines"] = _different(counted, "machine")
     found["not_valid"] = sum(not line.get("valid", True) for line in counted)
     ranked = [ranks([race[method] for method in methods]) for race in full.values()]
+    some = list(full.values())
     for place, method in enumerate(methods):
-        own = [place_of[place] for place_of in ranked]
         found[method] = {
-            "mean_rank": round(fmean(own), 2),
-            "mean_rank_95": interval(own, sources, 2),
-            "by_source": {
-                one: round(fmean(_of(one, own, sources)), 2) for one in sorted({*sources})
-            },
-            **_of_method(list(full.values()), method, known),
+            **_placed([own[place] for own in ranked], sources),
+            **_of_method(some, method),
+            **_fresh(some, sources, method, known),
+            **(_gains(some, sources, methods[0], method) if place else {}),
         }
-        if place:
-            found[method] |= _gains(list(full.values()), sources, methods[0], method)
     return found
 
 
-def _of_method(races: Sequence[Race], method: str, known: Set[str]) -> Line:
+def _placed(ranks_R: Sequence[float], sources: Sequence[str]) -> Line:
+    """The ranks of one method: all together, and by source."""
+    by_source = {one: _of(one, ranks_R, sources) for one in sorted({*sources})}
+    return {
+        "mean_rank": round(fmean(ranks_R), 2),
+        "mean_rank_95": interval(ranks_R, sources, 2),
+        "by_source": {source: round(fmean(own), 2) for source, own in by_source.items()},
+    }
+
+
+def _fresh(races: Sequence[Race], sources: Sequence[str], method: str, known: Known) -> Line:
+    """How many of the images are right that no known test split held before."""
+    rights = []
+    for race, source in zip(races, sources, strict=True):
+        if source in known:
+            cells = race[method].get("cells", ())
+            rights += [right for image, right in cells if image not in known[source]]
+    return {"fresh": {"images": len(rights), "right": round(fmean(rights), 4)}} if rights else {}
+
+
+def _of_method(races: Sequence[Race], method: str) -> Line:
     """What its own lines say."""
     own = [race[method] for race in races]
     tests = [line["test"] for line in own if not has_none(line)]
     times, most_s = [seconds_to(race, method) for race in races], own[0]["budget_s"]
-    told: Line = {
+    return {
         "mean_test": round(fmean(tests), 4) if tests else None,
         # The budget stands for the races in which it was not reached.
         "median_s_to_99": round(median(at if at is not None else most_s for at in times), 1),
@@ -111,10 +130,6 @@ def _of_method(races: Sequence[Race], method: str, known: Set[str]) -> Line:
         "late": sum(map(is_late, own)),
         "no_model": sum(map(has_none, own)),
     }
-    fresh = [right for line in own for name, right in line.get("cells", ()) if name not in known]
-    if known and fresh:
-        told["fresh"] = {"images": len(fresh), "right": round(fmean(fresh), 4)}
-    return told
 
 
 def _gains(races: Sequence[Race], sources: Sequence[str], first: str, method: str) -> Line:

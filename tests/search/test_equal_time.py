@@ -94,9 +94,10 @@ def test_whole_sources_of_images_are_drawn() -> None:
 
 def test_images_that_no_test_split_held_are_told_apart() -> None:
     cells = [["a", True], ["b", False], ["c", True]]
-    told = summary([line("ours", 0.7, cells=cells)], ["ours"], known={"a"})["60 s"]
-    assert told["ours"]["fresh"] == {"images": 2, "right": 0.5}
-    assert "fresh" not in summary([line("ours", 0.7, cells=cells)], ["ours"])["60 s"]["ours"]
+    lines = [line("ours", 0.7, task, cells=cells) for task in ("digits", "elpv-mono")]
+    told = summary(lines, ["ours"], source_of, {"solar_cells": {"a"}})["60 s"]
+    assert told["ours"]["fresh"] == {"images": 2, "right": 0.5}, "of digits nobody said anything"
+    assert "fresh" not in summary(lines, ["ours"], source_of)["60 s"]["ours"]
 
 
 def test_every_method_is_first_in_as_many_races() -> None:
