@@ -23,11 +23,16 @@ has them within search.budget_s, so a user's search is shorter than `ours` by th
 long as theirs. That the budget of the whole command is kept is another claim (budget.py).
 
 What is compared: our default against searches of our default's trial space. asha, optuna and random
-have the same trainable, decoded images, features, space and epochs; only who chooses values and who
-ends trials differs. They train heads step by step, on the last layer's features or on those of all
+have one trainable, decoded images, features, space and epochs; only who chooses values and who ends
+trials differs. The space and the epochs are what a search with this budget has without a preset
+(at 600 s a preset leaves frozen features to its first answer, so all of its trials fine-tune).
+They train heads step by step, on the last layer's features or on those of all
 stages (read on their clock), and have no kernels, closed solvers, ensemble or refit. In 180 s no
 method fine-tunes: the smallest task has 1,074 images, and the default space allows 800. At 600 s
 all may; then ours refits on validation images, too (our_tune.py).
+
+Methods and defaults were chosen on seeds 1 and 2 of the same tasks. Other seeds split the same
+images again: this is a comparison on development tasks.
 
 The ledger goes on where it stopped. A line counts if it was measured with the settings of today:
 `of_other_settings` counts the others. A method without a model in its time has a line that says so
@@ -55,7 +60,6 @@ SPARE_S = 300  # beside the budget: imports, the cluster, the ingest, the test
 MODULE = "benchmarks.equal_time"
 OURS = ("ours", "first", "whole")
 METHODS = ("ours", "first", "asha", "optuna", "random")
-# Methods and defaults were chosen on seeds 1 and 2.
 SEEDS = (3, 4)
 # What a method's settings are hashed of; the table and the folders are a cell's own.
 SETTINGS = ("search", "train", "model", "augment", "registry")
