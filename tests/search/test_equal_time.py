@@ -228,7 +228,7 @@ def test_equally_good_epochs_are_told_apart_by_their_loss(
     # After the budget nothing counts, however good it is.
     over = plain_tune.Best("val_accuracy", "max", -1e12, 1.0, tmp_path / "trials")
     monkeypatch.setattr(over, "_keep", lambda trial, epoch: kept.append("late"))
-    over.on_trial_result(1, [], refused, {"val_accuracy": 1.0, "val_loss": 0.0, "epoch": 1})
+    over.on_trial_result(1, [], trial, {"val_accuracy": 1.0, "val_loss": 0.0, "epoch": 1})
     assert over.kept is None and "late" not in kept
 
 
