@@ -50,7 +50,7 @@ class PredictConfig(Section):
     """What to predict, and where predictions go."""
 
     table: TableConfig | None = None
-    """The table to predict. null: the job's own table."""
+    """The table to predict. null: watch.batch, else the job's own table."""
 
     out: str | None = None
     """The address of the predictions table. null: `predictions` in the run's folder."""

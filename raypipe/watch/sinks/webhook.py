@@ -1,8 +1,8 @@
 """Events as signed requests to an address. Nothing here raises into the work that it tells of.
 
 An event is written as a note in the run's folder first, and deleted when the receiver has
-answered 2xx. So an event outlives a kill and a dead receiver: the next event, or the next run in
-this folder, delivers the notes that are left, oldest first.
+answered 2xx. So an event outlives a kill and a receiver that does not answer: the next run in this
+folder delivers the notes that are left, oldest first. A run asks such a receiver no more.
 
     run.dir/sinks/HASH/TIME-ID.json   one event to deliver to the webhook with this address
     run.dir/sinks/HASH/lock           held by the process that delivers
