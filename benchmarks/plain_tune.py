@@ -57,8 +57,8 @@ def search(asked: Line, job: Job) -> tuple[Line, Winner, Pinned]:
     began = time.monotonic()
     training = tuner.one_worker(job.training)
     rows = pin(training.table, training.feed, kind=training.model.task)
-    cfg, _ = tuner.check(training, job.search, rows.counts)
-    cfg, space = tuner.check(training, with_stages(cfg, training.model.name), rows.counts)
+    cfg, _ = tuner.check(training, job.search, rows)
+    cfg, space = tuner.check(training, with_stages(cfg, training.model.name), rows)
     training = space.job  # with the epochs that a search with this budget has
     peer = PEERS[asked["method"]](training, cfg, space)
     data = prepare_data(training, rows, _wanted(space, peer))
