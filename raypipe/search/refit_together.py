@@ -222,10 +222,7 @@ def refitted(
         return found
     if not is_of_several(found, again):
         done = train(refit.job_of(job, wanted, found), found)
-        why = refit.unfinished(done)
-        if why is not None:
-            log.warning("No refit: %s", why)
-        return done if why is None else found
+        return done if _is_finished(done) else found
     side = side_px(wanted, found, again, cfg)
     heads = side if isinstance(side, str) else heads_again(job, found, again, train)
     if isinstance(heads, str):
@@ -241,11 +238,17 @@ def refitted(
                 raise
             log.warning("No refit: %s", e)
             return without_rival(found, again, heads)
-        why = refit.unfinished(heads[again.tuned])
-        if why is not None:
-            log.warning("No refit: %s", why)
+        if not _is_finished(heads[again.tuned]):
             return without_rival(found, again, heads)
     return combined(found, again, heads)
+
+
+def _is_finished(done: SearchResult) -> bool:
+    """Is a refit a model? If not, the log says why."""
+    why = refit.unfinished(done)
+    if why is not None:
+        log.warning("No refit: %s", why)
+    return why is None
 
 
 def without_rival(

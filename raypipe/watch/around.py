@@ -63,7 +63,7 @@ def challenger(
         )
         changes |= {name: _value(job, name) for name in changed if name not in changes}
         if changes.get("model.side_px", "") is None:
-            # The backbone's own may be larger than what any model had until now.
+            # null is the backbone's own resolution, which may be larger than the champion's.
             del changes["model.side_px"]
     return replace(champions, changes | _sampling(job, watch, champions, sources))
 

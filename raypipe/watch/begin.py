@@ -63,7 +63,7 @@ def begin(
         inherited_N2 = learned.NONE_N2 if known_N2 is None else known_N2
         say(f"Starting from the weights of champion {champion}")
     replay: dict[str, Any] = {}
-    # A start from nothing that its settings did not ask for needs all rows.
+    # Nobody asked for this cold start: without the old rows it would know the new ones alone.
     if watch.replay != "all" and cold != REMEMBERS:
         job, replay = _replayed(job, float(watch.replay), known_N2, pinned, say)
     return job, Start(weights, version, inherited_N2, replay)

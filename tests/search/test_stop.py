@@ -377,3 +377,11 @@ def test_a_search_without_an_answer_may_try_again_when_its_time_was_over() -> No
     assert seen.stop() and seen.get_state()["stopped"] is None
     epoch(seen, "a", 0.5)
     assert seen.get_state()["stopped"] == seen.stopped
+
+
+def test_a_killed_search_knows_how_fast_its_leading_trial_is() -> None:
+    """Else it would expect no refit, and guess how long the end takes."""
+    seen, again = watch(), watch()
+    seen.speed = Speed("a", 2, 128, 100.0, 300.0)
+    again.set_state(cloudpickle.loads(cloudpickle.dumps(seen.get_state())))
+    assert again.speed == seen.speed

@@ -123,10 +123,12 @@ def weights_digest(folder: Path) -> str:
 
     Read from the manifest: nothing is verified.
     """
-    manifest = json.loads((folder / MANIFEST).read_text())
-    files = {name: seal["sha256"] for name, seal in manifest["files"].items()}
-    weights = sorted(digest for name, digest in files.items() if name.startswith("weights-"))
-    return hashlib.sha256("".join(weights).encode()).hexdigest()
+    files = json.loads((folder / MANIFEST).read_text())["files"]
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        if name.startswith("weights-"):
+            digest.update(files[name]["sha256"].encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
