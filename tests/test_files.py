@@ -19,10 +19,10 @@ import sys, time
 from pathlib import Path
 from raypipe.files import owned
 with owned(Path(sys.argv[1])):
-    Path(sys.argv[1], "mine").write_text(sys.argv[2])
-    print("owned", flush=True)
+    done = Path(sys.argv[1], "done")
+    print("owned after", done.read_text() if done.exists() else "nobody", flush=True)
     time.sleep(float(sys.argv[3]))
-    Path(sys.argv[1], "done").write_text(sys.argv[2])
+    done.write_text(sys.argv[2])
 """
 
 
@@ -43,18 +43,17 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 def test_a_second_process_waits_for_the_first(tmp_path: Path) -> None:
     first = start(tmp_path / "run", "first", 1.0)
-    assert first_line(first) == "owned"
+    assert first_line(first) == "owned after nobody"
     second = start(tmp_path / "run", "second", 0.0)
-    assert first_line(second) == "owned"
     # The first one had finished its work before the second one began.
-    assert (tmp_path / "run" / "done").read_text() in ("first", "second")
+    assert first_line(second) == "owned after first"
     assert first.wait(30) == 0 and second.wait(30) == 0
     assert (tmp_path / "run" / "done").read_text() == "second"
 
 
 def test_a_killed_owner_holds_nobody_up(tmp_path: Path) -> None:
     first = start(tmp_path / "run", "first", 60.0)
-    assert first_line(first) == "owned"
+    assert first_line(first) == "owned after nobody"
     first.kill()
     first.wait(30)
     began = time.monotonic()
