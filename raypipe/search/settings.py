@@ -131,10 +131,12 @@ class SearchConfig(Section):
     """Combine up to so many of the trials: the model predicts the weighted mean of their scores; 1:
     no ensemble.
 
-    It is chosen greedily among twice as many of the best trials and the best of each backbone,
-    mode and resolution. It is registered if it is better than the best trial, and than a soup, both
-    on validation and on halves of it that it was not chosen on. It takes as long as its members
-    together, and stays within search.limits.
+    It is chosen greedily among twice as many of the best trials, the best of each backbone, mode
+    and resolution, and the heads of a first answer: by the metric or by the loss, whichever gains
+    more on halves of validation that it was not chosen on. It is registered if it gains there by
+    the metric. One that was chosen by the loss has the lowest loss of all on the whole of
+    validation, and may be one standard error less accurate there than the luckiest trial. It takes
+    as long as its members together, and stays within search.limits.
     """
 
     start: dict[str, Any] | None = None

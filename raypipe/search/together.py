@@ -1,11 +1,11 @@
 """The ensemble of a finished search: its trials' weighted mean, if validation says it is better.
 
-Candidates are the trials that have weights, and the soup if there is one. Each says what it says of
-the validation images, at its own side and over its own views, and greedy.py chooses. Whether the
-ensemble is better than the best of them is asked three times:
+Candidates are the best trials, the heads of a first answer, and the soup if there is one. Each says
+what it says of the validation images, at its own side and over its own views, and greedy.py
+chooses. Whether the ensemble is better than the best of them is asked three times:
 
 1. on halves of validation that it was not chosen on (greedy.py),
-2. on all of validation, by its members' own predictions (greedy.py),
+2. on all of validation, by its members' own predictions (greedy.Bar),
 3. on all of validation, by its own: members of several sides shrink pixels inside, which is not
    quite what their own pipelines do (models/ensemble.py).
 
@@ -116,8 +116,7 @@ def make(
         return None
     first = next(one for one in members if one.name == ensemble.members[0].name)
     scores_NC, labels_N = predicted(ensemble, first.job, pinned)
-    alone = max(quality(scores_NC, found.labels_N) for scores_NC in found.scores_KNC)
-    if not quality(scores_NC, labels_N) > alone:
+    if not chosen.bar.is_passed(quality(scores_NC, labels_N)):
         return None
     objective = objective_of(first.job, data[data_key(first.job)])
     logits_NC = logits_of(pinned.task.kind, torch.from_numpy(scores_NC))
@@ -280,11 +279,12 @@ def read(folder: Path) -> Together | None:
 def candidates(
     job: TrainJob, trials: Sequence[Trial], cfg: SearchConfig, average: str | None
 ) -> list[Candidate]:
-    """The soup, if there is one, twice as many of the best trials as an ensemble has members, and
-    the best one of each backbone, mode and resolution.
+    """The soup, if there is one, twice as many of the best trials as an ensemble has members, the
+    best one of each backbone, mode and resolution, and the heads of the first answer.
 
-    `search.keep` may have kept more: it does not change a result. average: the soup's checkpoint.
-    Its job is the best trial's.
+    Heads are few and cost nothing: their features are there. Hundreds of trials push them from the
+    best ones by luck. `search.keep` may have kept more: it does not change a result. average: the
+    soup's checkpoint. Its job is the best trial's.
     """
     found = []
     if average is not None:
@@ -292,8 +292,9 @@ def candidates(
     kinds: set[str] = set()
     for place, trial in enumerate(trials):
         of_trial = replace(job, trial.changes)
-        is_first = data_key(of_trial) not in kinds
+        leads = data_key(of_trial) not in kinds
         kinds.add(data_key(of_trial))
-        if trial.checkpoint is not None and (place < 2 * cfg.ensemble or is_first):
+        joins = place < 2 * cfg.ensemble or leads or not trial.drawn
+        if trial.checkpoint is not None and joins:
             found.append(Candidate(trial.name, of_trial, trial.checkpoint))
     return found

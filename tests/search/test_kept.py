@@ -178,8 +178,12 @@ def test_an_ensemble_has_a_choice_whatever_is_kept(searches: Searches, tmp_path:
             Trial(name, {"model.side_px": side}, 0.1, 1, False, (), "x")
             for name, side in sides.items()
         ]
+        head = Trial("first-answer-1", {"model.side_px": 64}, 0.9, 1, False, (), "x")
+        trials.append(head)
         joining = together.candidates(job.training, trials, job.search, "average")
-        assert [one.name for one in joining] == ["soup", *chosen]
+        assert [one.name for one in joining] == ["soup", *chosen, head.name]
+        result = Ending(tmp_path / f"of {keep}", job).kept.result(trials)
+        assert {one.name for one in result if one.kept} >= {*chosen, head.name}
 
 
 def test_a_trial_whose_end_was_forgotten_trains_again(searches: Searches, tmp_path: Path) -> None:

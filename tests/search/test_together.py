@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace as with_
@@ -20,7 +21,7 @@ from raypipe.models.ensemble import EnsembleModel
 from raypipe.models.zoo import ImageModel
 from raypipe.registry import promote, tracking
 from raypipe.search import leaderboard, together, tuner
-from raypipe.search.greedy import Ensemble
+from raypipe.search.greedy import Bar, Ensemble, by_metric
 from raypipe.search.leaderboard import Trial
 from raypipe.search.limits import Variant
 from raypipe.search.settings import SearchConfig
@@ -38,6 +39,7 @@ from raypipe.watch import check as drift_check
 from tests.searching import search
 
 CFG = SearchConfig(ensemble=2)
+NO_BAR = Bar(by_metric, (-math.inf, -math.inf), -math.inf)
 
 
 def candidate(job: TrainJob, folder: Path, seed: int, **changes: Any) -> Candidate:
@@ -171,8 +173,12 @@ def test_its_own_predictions_must_be_better_too(
 ) -> None:
     """A choice that looked good by its members, and is worse than the best of them as a whole."""
     one, two = candidate(job, tmp_path, 7), candidate(job, tmp_path, 1)
-    chosen = Ensemble((0.5, 0.5), (0.0, 0.0), gain=1.0)
-    monkeypatch.setattr(together.greedy, "choose", lambda *given: chosen)
+    real = together.greedy.choose
+
+    def looks_good(*given: Any) -> Any:
+        return with_(real(*given), weights_K=(0.5, 0.5), gain=1.0)
+
+    monkeypatch.setattr(together.greedy, "choose", looks_good)
     assert together.make([one, two], CFG, pinned, prepared(pinned, one), tmp_path) is None
     assert together.read(tmp_path) is None and not (tmp_path / together.WEIGHTS).exists()
 
@@ -195,7 +201,7 @@ def test_the_least_member_goes_where_the_whole_is_too_slow(
 ) -> None:
     """Three members that keep a limit by their sum, and not together: two are registered."""
     three = [candidate(job, tmp_path, seed) for seed in (3, 6, 1)]
-    chosen = Ensemble((0.5, 0.4, 0.1), (0.0, 0.0), gain=1.0)
+    chosen = Ensemble((0.5, 0.4, 0.1), (0.0, 0.0), gain=1.0, bar=NO_BAR)
     monkeypatch.setattr(together.greedy, "choose", lambda *given: chosen)
 
     def timed(models: list[Any], images: list[bytes], rounds: int = 1) -> list[Variant]:
