@@ -158,7 +158,8 @@ def choose(
     best = models.best(by_metric)
     weights = np.zeros(len(usable))
     weights[best] = 1.0
-    gain, aim, part = 0.0, by_metric, _part(models, seed)
+    part, gain = _part(models, seed), 0.0
+    aim: Aim = by_metric
     if len(usable) > 1:
         gains = [_gain_on_others(part, one, seed) for one in AIMS]
         gain, aim = max(zip(gains, AIMS, strict=True), key=lambda one: one[0])
