@@ -16,6 +16,8 @@ import functools  # noqa: E402
 import io  # noqa: E402
 import logging  # noqa: E402
 import re  # noqa: E402
+import shutil  # noqa: E402
+import sqlite3  # noqa: E402
 import subprocess  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -27,6 +29,7 @@ import pytest  # noqa: E402
 from PIL import Image, ImageDraw  # noqa: E402
 
 from raypipe import errors  # noqa: E402
+from raypipe.registry import made_whole  # noqa: E402
 
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("raypipe", deadline=None)
@@ -92,6 +95,36 @@ def secrets_of_one_test() -> Iterator[None]:
     yield
     errors._kept.clear()
     errors._kept.update(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """MLflow makes the tables of a new SQLite store once for each process of tests: hundreds of
+    stores are copies of that file.
+
+    And no commit to SQLite waits for the disk. Tests kill processes, and what a process has
+    committed survives that; after a power cut nobody reads these stores.
+    """
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    made = tmp_path_factory.mktemp("mlflow") / "new.db"
+    make = made_whole.make
+
+    def copied(file: Path) -> None:
+        if not made.exists():
+            make(made)
+        shutil.copyfile(made, file)
+
+    def connected(connection: Any, record: Any) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous=OFF")
+
+    event.listen(Engine, "connect", connected)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(made_whole, "make", copied)
+        yield
+    event.remove(Engine, "connect", connected)
 
 
 Draw = Callable[..., bytes]
