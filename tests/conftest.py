@@ -34,12 +34,9 @@ from raypipe.registry import made_whole  # noqa: E402
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("raypipe", deadline=None)
 hypothesis.settings.load_profile("raypipe")
-# A file that says one of these may start or join a Ray cluster.
-MAY_USE_RAY = re.compile(
-    r"\b(ray|ray_session|trainer|verbs|tuner|retrain\w*|refit|cli|connect|cluster|quickstart)\b"
-)
-# … unless it says so, and then it cannot (`no_cluster`).
-NO_RAY = "# Starts no Ray cluster."
+# Only a file with this word may start or join a Ray cluster in the process of the tests: tests
+# elsewhere cannot (`no_cluster`).
+USES_RAY = re.compile(r"\bray_session\b")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -55,31 +52,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class OneCluster(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
-            return "ray" if file in sharing else file
+            return "ray" if _uses_ray(config.rootpath / file) else file
 
-    root = config.rootpath
-    texts = {path: path.read_text("utf-8") for path in root.joinpath("tests").rglob("test_*.py")}
-    sharing = {
-        path.relative_to(root).as_posix()
-        for path, text in texts.items()
-        if MAY_USE_RAY.search(text) and NO_RAY not in text
-    }
     return OneCluster(config, log)
 
 
 @functools.cache
-def _says_no(file: Path) -> bool:
-    return NO_RAY in file.read_text("utf-8")
+def _uses_ray(file: Path) -> bool:
+    return bool(USES_RAY.search(file.read_text("utf-8")))
 
 
 @pytest.fixture(autouse=True)
 def no_cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that says so starts none: it runs beside another process's."""
-    if _says_no(request.path):
+    """A file without `ray_session` starts no cluster: it runs beside another process's."""
+    if not _uses_ray(request.path):
         import ray
 
         def refused(*given: object, **more: object) -> None:
-            raise AssertionError(f"{request.path.name} says that it starts no Ray cluster")
+            raise AssertionError(f"{request.path.name} uses Ray without the fixture ray_session")
 
         monkeypatch.setattr(ray, "init", refused)
 
@@ -138,9 +128,13 @@ def ray_session() -> Iterator[str]:
     """
     import ray
 
+    from raypipe.search.trials import tune_patches
+
     before = os.environ.pop("RAY_ADDRESS", None)
     # A job runs `python`: the cluster's must be the one of these tests, as if it were activated.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    # As raypipe starts a cluster for a search.
+    os.environ[connect.PRELOAD] = f"{connect.WORKER},{tune_patches.PRELOAD}"
     context = ray.init(
         address="local",
         num_cpus=2,
@@ -150,6 +144,8 @@ def ray_session() -> Iterator[str]:
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
+    # What is started from here may be a cluster of its own, for which raypipe sets it.
+    del os.environ[connect.PRELOAD]
     # A second cluster on this host would break Ray Train's placement-group cleaner.
     address = os.environ["RAY_ADDRESS"] = context.address_info["address"]
     connect._quiet_data()

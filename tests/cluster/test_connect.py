@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import socket
@@ -85,6 +87,31 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setenv("RAY_TMPDIR", folder)
         (Path(folder) / "ray").mkdir()
         yield Path(folder)
+
+
+def test_the_collector_rests_only_while_modules_are_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from raypipe.cluster import worker
+
+    seen: list[tuple[str, bool]] = []
+
+    def imported(name: str) -> None:
+        seen.append((name, gc.isenabled()))
+        if name == "gone":
+            raise ImportError(name)
+        if name == "broken":
+            raise RuntimeError(name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib, "import_module", imported)
+        worker.load(["gone", "there"])
+        assert gc.isenabled() and gc.get_freeze_count() > 0
+        gc.unfreeze()
+        with pytest.raises(RuntimeError, match="broken"):
+            worker.load(["broken"])
+    assert gc.isenabled()
+    assert seen == [("gone", False), ("there", False), ("broken", False)]
 
 
 def test_a_private_cluster_stays_private_when_recorded(ray_session: str, short: Path) -> None:

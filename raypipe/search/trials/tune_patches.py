@@ -36,7 +36,7 @@ from ray.tune.execution.class_cache import _ActorClassCache
 
 from raypipe.cluster.connect import ENV
 
-PRELOAD = "torch,ray.tune"
+PRELOAD = "torch,ray.tune,raypipe.search.trials.trial"
 
 # The variables that Tune propagates to trials, without the AWS keys. Workers do not need these:
 # they have their node's environment, and table.storage_options from the job.
