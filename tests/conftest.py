@@ -133,7 +133,8 @@ def ray_session() -> Iterator[str]:
     before = os.environ.pop("RAY_ADDRESS", None)
     # A job runs `python`: the cluster's must be the one of these tests, as if it were activated.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    # As raypipe starts a cluster for a search.
+    # As raypipe starts a cluster for a search. Nobody looks at metrics.
+    os.environ.setdefault("RAY_enable_metrics_collection", "0")
     os.environ[connect.PRELOAD] = f"{connect.WORKER},{tune_patches.PRELOAD}"
     context = ray.init(
         address="local",
