@@ -13,6 +13,7 @@ from raypipe.cluster import connect
 connect.prepare_environment()
 
 import functools  # noqa: E402
+import gc  # noqa: E402
 import io  # noqa: E402
 import logging  # noqa: E402
 import re  # noqa: E402
@@ -37,6 +38,18 @@ hypothesis.settings.load_profile("raypipe")
 # Only a file with this word may start or join a Ray cluster in the process of the tests: tests
 # elsewhere cannot (`no_cluster`).
 USES_RAY = re.compile(r"\bray_session\b")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Whatever the modules of 5,000 tests make stays: the garbage collector need not look at it."""
+    gc.disable()
+    try:
+        result = yield
+    finally:
+        gc.freeze()
+        gc.enable()
+    return result
 
 
 @pytest.hookimpl(optionalhook=True)
