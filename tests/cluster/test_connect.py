@@ -103,6 +103,7 @@ def test_the_collector_rests_only_while_modules_are_imported(
         if name == "broken":
             raise RuntimeError(name)
 
+    gc.unfreeze()
     with monkeypatch.context() as patched:
         patched.setattr(importlib, "import_module", imported)
         worker.load(["gone", "there"])
