@@ -148,7 +148,7 @@ def ray_session() -> Iterator[str]:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     # As raypipe starts a cluster for a search. Nobody looks at metrics.
     os.environ.setdefault("RAY_enable_metrics_collection", "0")
-    os.environ[connect.PRELOAD] = f"{connect.WORKER},{tune_patches.PRELOAD}"
+    connect.prepare_workers(tune_patches.PRELOAD)
     context = ray.init(
         address="local",
         num_cpus=2,
@@ -159,7 +159,7 @@ def ray_session() -> Iterator[str]:
         logging_level=logging.ERROR,
     )
     # What is started from here may be a cluster of its own, for which raypipe sets it.
-    del os.environ[connect.PRELOAD]
+    del os.environ[connect.PRELOAD], os.environ[connect.WORKER_PRELOAD]
     # A second cluster on this host would break Ray Train's placement-group cleaner.
     address = os.environ["RAY_ADDRESS"] = context.address_info["address"]
     connect._quiet_data()

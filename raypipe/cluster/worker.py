@@ -5,9 +5,12 @@ Each process imports this module when it starts, before all others (RAY_preload_
 1. It sets RAY_ADDRESS. Ray Train and the state API ask for "the" cluster of this host. Without
    RAY_ADDRESS they also see the cluster of another terminal. The workers' environment is fixed
    before the address is known.
-2. It imports the other modules of that list while Python's garbage collector rests. The collector
-   would go through their half a million objects again and again: with torch and ray.tune a process
-   takes 2.05 s of CPU until it is ready, and 1.7 s without. Nor does it look at them later.
+2. In a process that was started in advance, it imports the modules of RAYPIPE_PRELOAD (a,b; see
+   `connect`). One with a runtime environment of its own was started for one actor, as that of a
+   submitted job, and imports what that needs.
+3. Python's garbage collector rests meanwhile. It would go through half a million new objects again
+   and again: with torch and ray.tune a process takes 2.05 s of CPU until it is ready, and 1.7 s
+   without. Nor does it look at them later.
 """
 
 from __future__ import annotations
@@ -15,15 +18,14 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import sys
 from contextlib import suppress
 
 import ray
 
-LISTED = "RAY_preload_python_modules"
-
 
 def load(modules: list[str]) -> None:
-    """Import modules. Ray tries them again, and logs what cannot be imported."""
+    """Import modules. One that is missing here is imported where it is needed, and fails there."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -36,6 +38,13 @@ def load(modules: list[str]) -> None:
             gc.enable()
 
 
+def wanted() -> list[str]:
+    """The modules that this process imports before it has work."""
+    was_started_in_advance = "--runtime-env-hash=0" in sys.argv
+    listed = os.environ.get("RAYPIPE_PRELOAD", "").split(",")
+    return list(filter(None, listed)) if was_started_in_advance else []
+
+
 if ray.is_initialized():
     os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
-    load([name for name in os.environ.get(LISTED, "").split(",") if name not in ("", __name__)])
+    load(wanted())
