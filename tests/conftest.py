@@ -13,9 +13,12 @@ from raypipe.cluster import connect
 connect.prepare_environment()
 
 import functools  # noqa: E402
+import gc  # noqa: E402
 import io  # noqa: E402
 import logging  # noqa: E402
 import re  # noqa: E402
+import shutil  # noqa: E402
+import sqlite3  # noqa: E402
 import subprocess  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -27,16 +30,26 @@ import pytest  # noqa: E402
 from PIL import Image, ImageDraw  # noqa: E402
 
 from raypipe import errors  # noqa: E402
+from raypipe.registry import made_whole  # noqa: E402
 
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("raypipe", deadline=None)
 hypothesis.settings.load_profile("raypipe")
-# A file that says one of these may start or join a Ray cluster.
-MAY_USE_RAY = re.compile(
-    r"\b(ray|ray_session|trainer|verbs|tuner|retrain\w*|refit|cli|connect|cluster|quickstart)\b"
-)
-# … unless it says so, and then it cannot (`no_cluster`).
-NO_RAY = "# Starts no Ray cluster."
+# Only a file with this word may start or join a Ray cluster in the process of the tests: tests
+# elsewhere cannot (`no_cluster`).
+USES_RAY = re.compile(r"\bray_session\b")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Whatever the modules of 5,000 tests make stays: the garbage collector need not look at it."""
+    gc.disable()
+    try:
+        result = yield
+    finally:
+        gc.freeze()
+        gc.enable()
+    return result
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -52,31 +65,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class OneCluster(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
-            return "ray" if file in sharing else file
+            return "ray" if _uses_ray(config.rootpath / file) else file
 
-    root = config.rootpath
-    texts = {path: path.read_text("utf-8") for path in root.joinpath("tests").rglob("test_*.py")}
-    sharing = {
-        path.relative_to(root).as_posix()
-        for path, text in texts.items()
-        if MAY_USE_RAY.search(text) and NO_RAY not in text
-    }
     return OneCluster(config, log)
 
 
 @functools.cache
-def _says_no(file: Path) -> bool:
-    return NO_RAY in file.read_text("utf-8")
+def _uses_ray(file: Path) -> bool:
+    return bool(USES_RAY.search(file.read_text("utf-8")))
 
 
 @pytest.fixture(autouse=True)
 def no_cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that says so starts none: it runs beside another process's."""
-    if _says_no(request.path):
+    """A file without `ray_session` starts no cluster: it runs beside another process's."""
+    if not _uses_ray(request.path):
         import ray
 
         def refused(*given: object, **more: object) -> None:
-            raise AssertionError(f"{request.path.name} says that it starts no Ray cluster")
+            raise AssertionError(f"{request.path.name} uses Ray without the fixture ray_session")
 
         monkeypatch.setattr(ray, "init", refused)
 
@@ -94,6 +100,36 @@ def secrets_of_one_test() -> Iterator[None]:
     errors._kept.update(before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """MLflow makes the tables of a new SQLite store once for each process of tests: hundreds of
+    stores are copies of that file.
+
+    And no commit to SQLite waits for the disk. Tests kill processes, and what a process has
+    committed survives that; after a power cut nobody reads these stores.
+    """
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    made = tmp_path_factory.mktemp("mlflow") / "new.db"
+    make = made_whole.make
+
+    def copied(file: Path) -> None:
+        if not made.exists():
+            make(made)
+        shutil.copyfile(made, file)
+
+    def connected(connection: Any, record: Any) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous=OFF")
+
+    event.listen(Engine, "connect", connected)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(made_whole, "make", copied)
+        yield
+    event.remove(Engine, "connect", connected)
+
+
 Draw = Callable[..., bytes]
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -105,9 +141,14 @@ def ray_session() -> Iterator[str]:
     """
     import ray
 
+    from raypipe.search.trials import tune_patches
+
     before = os.environ.pop("RAY_ADDRESS", None)
     # A job runs `python`: the cluster's must be the one of these tests, as if it were activated.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    # As raypipe starts a cluster for a search. Nobody looks at metrics.
+    os.environ.setdefault("RAY_enable_metrics_collection", "0")
+    connect.prepare_workers(tune_patches.PRELOAD)
     context = ray.init(
         address="local",
         num_cpus=2,
@@ -117,6 +158,8 @@ def ray_session() -> Iterator[str]:
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
+    # What is started from here may be a cluster of its own, for which raypipe sets it.
+    del os.environ[connect.PRELOAD], os.environ[connect.WORKER_PRELOAD]
     # A second cluster on this host would break Ray Train's placement-group cleaner.
     address = os.environ["RAY_ADDRESS"] = context.address_info["address"]
     connect._quiet_data()

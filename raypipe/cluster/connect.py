@@ -37,6 +37,7 @@ from raypipe.errors import ClusterError, one_line
 log = logging.getLogger("raypipe")
 PRELOAD = "RAY_preload_python_modules"
 WORKER = "raypipe.cluster.worker"
+WORKER_PRELOAD = "RAYPIPE_PRELOAD"  # read by WORKER, which is too small to import this module
 _own: list[str] = []  # the address of the cluster that this process started
 _stop_watches: list[Callable[[], None]] = []  # functions that stop watching it
 
@@ -123,8 +124,8 @@ def connect(cfg: ClusterConfig, needed: bool = True, preload: str = "") -> dict[
 
     A process that is connected already stays so, whatever cfg.address says. With
     cluster.address=none and no connection, these are the resources of this process. On a local
-    cluster that is started here, every worker process imports the modules `preload` (a,b) when it
-    starts.
+    cluster that is started here, worker processes that start in advance import the modules
+    `preload` (a,b).
 
     Raises ClusterError with the address and a fix; also if a cluster is `needed` but none is to be.
     """
@@ -280,8 +281,7 @@ def _start_here(cfg: ClusterConfig, preload: str, options: dict[str, Any]) -> st
     import ray
 
     os.environ.pop("RAY_ADDRESS", None)
-    modules = [*os.environ.get(PRELOAD, "").split(","), WORKER, *preload.split(",")]
-    os.environ[PRELOAD] = ",".join(dict.fromkeys(filter(None, modules)))
+    prepare_workers(preload)
     if not cfg.dashboard:
         # Only the dashboard shows metrics.
         os.environ.setdefault("RAY_enable_metrics_collection", "0")
@@ -308,6 +308,14 @@ def _start_here(cfg: ClusterConfig, preload: str, options: dict[str, Any]) -> st
             raise
         log.info("Ray did not start within 30 s, as happens on a busy machine; trying once more")
     return start()
+
+
+def prepare_workers(preload: str) -> None:
+    """Worker processes of the cluster that starts next begin with the module WORKER, and those
+    that start in advance import the modules `preload` (a,b)."""
+    modules = [*os.environ.get(PRELOAD, "").split(","), WORKER]
+    os.environ[PRELOAD] = ",".join(dict.fromkeys(filter(None, modules)))
+    os.environ[WORKER_PRELOAD] = preload
 
 
 def _children() -> list[Any]:

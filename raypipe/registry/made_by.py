@@ -49,8 +49,10 @@ def packages() -> dict[str, str]:
     """The version of each installed package, by its name."""
     found = {}
     for one in metadata.distributions():
+        # Each `one.metadata` reads and parses the whole file again.
+        about = one.metadata
         # A package that was half removed has no name, or no version.
-        name, version = one.metadata["Name"], one.metadata["Version"]
+        name, version = about["Name"], about["Version"]
         if name and version:
             found[str(name).lower()] = str(version)
     return dict(sorted(found.items()))

@@ -21,6 +21,7 @@ from raypipe.models import own_code
 from raypipe.models.tasks import NUMERIC
 from raypipe.registry.package import Package
 
+CODE = Path(__file__).resolve().parent.parent  # of raypipe, which goes with each model
 _SERVING = (
     *("numpy", "pandas", "pillow", "pyarrow", "pydantic", "pyyaml"),
     *("safetensors", "simplejpeg", "torch"),
@@ -46,16 +47,15 @@ def log(run_id: str, package: Package) -> Any:
     """Upload the package and raypipe's code as an MLflow model; returns MLflow's record of it."""
     import mlflow
 
-    here = Path(__file__).parent
     params = {"embedding": False} if package.task.kind in NUMERIC else {"top_k": 2}
     with warnings.catch_warnings(), mlflow.start_run(run_id=run_id):
         # MLflow suggests type hints, which it has none of for images.
         warnings.simplefilter("ignore", UserWarning)
         return mlflow.pyfunc.log_model(
             name="model",
-            python_model=str(here / "served.py"),
+            python_model=str(Path(__file__).with_name("served.py")),
             artifacts={"package": str(package.folder)},
-            code_paths=[str(here.parent)],
+            code_paths=[str(CODE)],
             pip_requirements=requirements(
                 *package.names, libraries=own_code.libraries(package.files)
             ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import socket
@@ -87,6 +89,45 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
+def test_the_collector_rests_only_while_modules_are_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from raypipe.cluster import worker
+
+    seen: list[tuple[str, bool]] = []
+
+    def imported(name: str) -> None:
+        seen.append((name, gc.isenabled()))
+        if name == "gone":
+            raise ImportError(name)
+        if name == "broken":
+            raise RuntimeError(name)
+
+    gc.unfreeze()
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib, "import_module", imported)
+        worker.load(["gone", "there"])
+        assert gc.isenabled() and gc.get_freeze_count() > 0
+        gc.unfreeze()
+        with pytest.raises(RuntimeError, match="broken"):
+            worker.load(["broken"])
+    assert gc.isenabled()
+    assert seen == [("gone", False), ("there", False), ("broken", False)]
+
+
+def test_processes_that_start_in_advance_have_what_a_trial_needs(ray_session: str) -> None:
+    """One of an actor with an environment of its own has not: a job would wait for it in vain."""
+    import ray
+
+    @ray.remote(num_cpus=0.1)
+    def told() -> tuple[str, bool]:
+        return os.environ["RAY_ADDRESS"], "raypipe.search.trials.trial" in sys.modules
+
+    own = told.options(runtime_env={"env_vars": {"OF_ITS_OWN": "1"}})
+    found = ray.get([told.remote(), own.remote()])
+    assert found == [(ray_session, True), (ray_session, False)]
+
+
 def test_a_private_cluster_stays_private_when_recorded(ray_session: str, short: Path) -> None:
     """Its port may have been another cluster's, whose record a kill left behind."""
     from raypipe.cluster.shared import shared_cluster
@@ -142,6 +183,7 @@ def test_ray_that_starts_too_slowly_is_tried_once_more(monkeypatch: pytest.Monke
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setenv("RAY_ADDRESS", "")
     monkeypatch.setenv(connect.PRELOAD, "")
+    monkeypatch.setenv(connect.WORKER_PRELOAD, "")
     try:
         assert connect._start_here(connect.ClusterConfig(), "", {}) == "127.0.0.1:1"
         assert tries[0].wait(timeout=10) < 0 and tries[1].poll() is None

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlparse
 
@@ -19,9 +21,12 @@ import yaml
 from raypipe import submitted
 from raypipe.cluster import luggage
 from raypipe.cluster.jobs import Jobs, dashboard
+from raypipe.cluster.jobs import _state as of_ray
 from raypipe.cluster.submit import Command, code_of, follow, submit
+from raypipe.cluster.submit import _Output as Output
 from raypipe.errors import ClusterError, ConfigError, RaypipeError
 
+from ..conftest import Cli
 from .cut import Proxy
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -59,21 +64,33 @@ def test_the_exit_code_and_the_output_of_a_job_come_back(
 ) -> None:
     said: list[str] = []
     # All at once, as each takes seconds to start.
-    ends = {code: started(jobs, f"sys.exit({code})") for code in (0, 1, 2, 3)}
-    odd = ["import os; os.kill(os.getpid(), 9)", "sys.exit(77)"]
-    without_code = [started(jobs, command) for command in odd]
+    ends = {code: started(jobs, f"sys.exit({code})") for code in (0, 3)}
+    killed = started(jobs, "import os; os.kill(os.getpid(), 9)")
     for code, job in ends.items():
         assert follow(jobs, job, False, said.append) == code
         # Ray's own line about the entrypoint may come after the job's first.
         assert capsys.readouterr().out.splitlines().count("begins") == 1
     assert said[-1] == f"Job {job} ended with exit code 3"
-    # What is no code of a verb is none: a signal, an interpreter that was not found.
-    for job in without_code:
-        with pytest.raises(RaypipeError, match="ended as FAILED without an exit code"):
-            follow(jobs, job, False, said.append)
-    assert {state.job for state in jobs.listed()} >= {job}
-    listed = next(state for state in jobs.listed() if state.job == job)
+    # What is no code of a verb is none, as that of a signal.
+    with pytest.raises(RaypipeError, match="ended as FAILED without an exit code"):
+        follow(jobs, killed, False, said.append)
+    listed = next(state for state in jobs.listed() if state.job == killed)
     assert (listed.verb, listed.code, listed.status) == ("train", None, "FAILED")
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_code", "code"),
+    [("FAILED", 1, 1), ("FAILED", 2, 2), ("FAILED", 127, None), ("STOPPED", 1, None)],
+)
+def test_a_code_is_a_verbs_if_the_job_ended_by_itself(
+    status: str, exit_code: int, code: int | None
+) -> None:
+    """The same of what Ray says of a job, without one."""
+    told = dict.fromkeys(("submission_id", "metadata", "entrypoint", "message"), None)
+    info = SimpleNamespace(
+        **told, status=status, driver_exit_code=exit_code, start_time=0, end_time=0
+    )
+    assert of_ray(info).code == code
 
 
 def test_under_json_stdout_has_the_last_object_alone(
@@ -81,15 +98,17 @@ def test_under_json_stdout_has_the_last_object_alone(
 ) -> None:
     lines = ['{"a": 1}', "[1]", "{odd", "text", '{"b": {}}']
     job = started(jobs, ";".join(f"print({line!r})".replace('"', '\\"') for line in lines))
-    without, failed = started(jobs, "0"), started(jobs, "sys.exit(2)")
     assert follow(jobs, job, True, print) == 0
     out, err = capsys.readouterr()
     assert out == '{"b": {}}\n'
     assert err.splitlines()[-5:] == ["begins", "[1]", "{odd", "text", '{"a": 1}']
+    without = Output(as_json=True)
+    without.take("begins\n[1]\n")
     with pytest.raises(RaypipeError, match="its JSON line did not arrive"):
-        follow(jobs, without, True, print)
+        without.end(0)
     # A verb that failed has none, and its own code says so.
-    assert follow(jobs, failed, True, print) == 2
+    without.end(2)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_job_is_found_again_after_the_connection_was_cut(
@@ -204,9 +223,9 @@ def test_only_what_is_needed_travels_and_once(
         "_upload_package",
         lambda self, uri, *a, **k: (uploads.append(uri), real(uri, *a, **k)),
     )
-    for _ in range(2):
-        command = Command("config", None, [str(time.time())])
-        found_jobs, job = submit(jobs.address, command, print)
+    # Both at once, as each takes seconds to end.
+    command = Command("config", None, [str(time.time())])
+    for found_jobs, job in [submit(jobs.address, command, print) for _ in range(2)]:
         assert code_of(found_jobs.follow(job, print, print), jobs.address) == 2
     assert len(set(uploads)) == len(uploads) <= 1
 
@@ -293,7 +312,9 @@ def test_a_cluster_whose_path_has_another_python_runs_verbs_with_its_own(
     assert alone.stderr.count("\n") == 1 and "it has no ray and no typer" in alone.stderr
 
 
-def test_a_verb_runs_there_as_it_does_here(ray_session: str, photos: Path, tmp_path: Path) -> None:
+def test_a_verb_runs_there_as_it_does_here(
+    ray_session: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
     """A terminal in another folder, relative paths, a `file:` model beside the configuration."""
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets" / "small.py").write_text(
@@ -310,30 +331,31 @@ def test_a_verb_runs_there_as_it_does_here(ray_session: str, photos: Path, tmp_p
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
     there = ["mine.yaml", "--submit", ray_session, "--json"]
     env = {"PYTHONPATH": f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path}"}
-    for verb in ("ingest", "train"):
-        done = raypipe(verb, *there, cwd=tmp_path, env=env)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert isinstance(json.loads(done.stdout), dict)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = cli("ingest", "mine.yaml", "ingest.workers=0")
+    assert code == 0, err
+    done = raypipe("train", *there, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert isinstance(json.loads(done.stdout), dict)
     assert (tmp_path / "tables" / "there" / "_delta_log").is_dir()
     assert list((tmp_path / "runs" / "there").iterdir())
     # Detached, then found again from another terminal.
     done = raypipe("predict", *there, "--detach", cwd=tmp_path, env=env)
     job = json.loads(done.stdout)["job"]
+    before = len(Jobs(ray_session).listed())
+    # Without the token nothing starts, while that one runs.
+    refused = [{"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_TOKEN": "0" * 64}]
+    with ThreadPoolExecutor() as pool:
+        for done in pool.map(
+            lambda e: raypipe("train", *there, cwd=tmp_path, env=env | e), refused
+        ):
+            assert done.returncode == 2 and "auth_token" in done.stderr, done.stderr
+            assert "Traceback" not in done.stderr and not done.stdout
     done = raypipe("jobs", ray_session, "--follow", job, "--json", cwd=tmp_path)
     assert done.returncode == 0 and json.loads(done.stdout)["images"] > 0, done.stderr
     done = raypipe("jobs", ray_session, "--json", cwd=tmp_path)
-    assert [each["verb"] for each in json.loads(done.stdout)["jobs"][:3]] == [
-        "predict",
-        "train",
-        "ingest",
-    ]
-    # Without the token nothing starts.
-    before = len(json.loads(done.stdout)["jobs"])
-    for wrong in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_TOKEN": "0" * 64}):
-        done = raypipe("train", *there, cwd=tmp_path, env=env | wrong)
-        assert done.returncode == 2 and "auth_token" in done.stderr, done.stderr
-        assert "Traceback" not in done.stderr and not done.stdout
-    assert len(Jobs(ray_session).listed()) == before
+    listed = json.loads(done.stdout)["jobs"]
+    assert [each["verb"] for each in listed[:2]] == ["predict", "train"] and len(listed) == before
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from raypipe.cluster.node_reader import CPU, MEMORY, SECONDS, NodeReader
 from raypipe.cluster.usage import AT
 
 ROOT = Path(__file__).parents[2]
+EVERY_S = 0.55  # longer than usage.SHORTEST_S, or samples become one
 
 
 def busy(seconds: float) -> None:
@@ -36,9 +37,9 @@ def recording_threads() -> list[str]:
 def test_this_node_is_recorded_and_a_second_run_adds_to_it(tmp_path: Path) -> None:
     file = tmp_path / usage.FILE
     began = time.time()
-    with recorder.recorded(file, every_s=1):
+    with recorder.recorded(file, every_s=EVERY_S):
         assert recording_threads()
-        busy(2.3)
+        busy(2.5 * EVERY_S)
     assert not recording_threads()
     (node,) = usage.read(file).values()
     assert len(node.samples) >= 2
@@ -49,8 +50,8 @@ def test_this_node_is_recorded_and_a_second_run_adds_to_it(tmp_path: Path) -> No
         assert 40 / cpus <= sample[CPU] <= 100
         assert 0 < sample[MEMORY] <= node.size.memory_mb
     first = list(node.samples)
-    with recorder.recorded(file, every_s=1):
-        time.sleep(1.2)
+    with recorder.recorded(file, every_s=EVERY_S):
+        time.sleep(1.5 * EVERY_S)
     (node,) = usage.read(file).values()
     assert node.samples[: len(first)] == first and len(node.samples) > len(first)
 
@@ -84,8 +85,8 @@ def test_whatever_breaks_the_block_runs_on(
     }[what]
     monkeypatch.setattr(target, name, breaks)
     file = tmp_path / usage.FILE
-    with recorder.recorded(file, every_s=1):
-        time.sleep(1.2)
+    with recorder.recorded(file, every_s=EVERY_S):
+        time.sleep(1.5 * EVERY_S)
     assert "broken on purpose" in caplog.text, "the fault did not happen"
     assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
     assert not recording_threads()
@@ -104,7 +105,7 @@ def test_a_cluster_that_does_not_answer_holds_nobody_up(
 
     monkeypatch.setattr(recorder.OtherNodes, "turn", turn)
     monkeypatch.setattr(recorder, "PATIENCE_S", 0.2)
-    with recorder.recorded(tmp_path / usage.FILE, every_s=1):
+    with recorder.recorded(tmp_path / usage.FILE, every_s=EVERY_S):
         assert began.wait(10)
         left_at = time.monotonic()
     assert time.monotonic() - left_at < 2
@@ -120,21 +121,21 @@ def test_a_torn_file_is_begun_again(tmp_path: Path) -> None:
     for torn in ("", '{"format": 1, "nodes"', '{"format": 99, "nodes": {}}', "[]"):
         file.write_text(torn)
         assert usage.read(file) == {}
-    with recorder.recorded(file, every_s=1):
-        time.sleep(1.2)
+    with recorder.recorded(file, every_s=EVERY_S):
+        time.sleep(1.5 * EVERY_S)
     assert len(usage.read(file)) == 1
 
 
 def test_a_long_run_keeps_few_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "MOST_VALUES", 60)
+    monkeypatch.setattr(recorder, "MOST_VALUES", 30)
     monkeypatch.setattr(recorder, "FEWEST", 2)
     file = tmp_path / usage.FILE
     began = time.monotonic()
-    with recorder.recorded(file, every_s=0.55):
-        time.sleep(6)
+    with recorder.recorded(file, every_s=EVERY_S):
+        time.sleep(3.5)
     lasted_s = time.monotonic() - began
     (node,) = usage.read(file).values()
-    assert usage.values(node) <= 60 and len(node.samples) >= 2
+    assert usage.values(node) <= 30 and len(node.samples) >= 2
     assert sum(sample[SECONDS] for sample in node.samples) == pytest.approx(lasted_s, abs=0.7)
 
 

@@ -168,6 +168,8 @@ def test_a_table_becomes_a_champion_that_predicts_and_is_beaten(ray_session: str
     assert done["reason"].startswith("Promoted: " + ("+" if task == "multi_label" else "error "))
 
 
+# Numbers between 0 and 1 are compared as all numbers are.
+@pytest.mark.parametrize("job", ["multi_label", "regression"], indirect=True)
 def test_what_is_no_better_or_hardly_tested_is_refused_with_the_reason(
     ray_session: str, job: Job
 ) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from raypipe.config import RunConfig
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import package, tracking
+from raypipe.registry import mlflow_model, package, tracking
 from raypipe.registry.package import Package, Reference
 from raypipe.registry.tracking import RegistryConfig, Store
 
@@ -47,3 +47,14 @@ def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return tracking.open_store(
         RunConfig(dir=str(tmp_path_factory.mktemp("mlflow"))), RegistryConfig(experiment="tests")
     )
+
+
+@pytest.fixture
+def little_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is registered has one file of code, for tests that do not load it by MLflow: a server
+    takes raypipe's 500 one by one, in ten seconds.
+    """
+    code = tmp_path / "code" / "raypipe"
+    code.mkdir(parents=True)
+    (code / "__init__.py").touch()
+    monkeypatch.setattr(mlflow_model, "CODE", code)

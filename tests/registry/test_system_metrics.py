@@ -73,6 +73,8 @@ def test_a_server_that_dies_costs_these_metrics_and_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", "0")
     backend = ("--backend-store-uri", f"sqlite:///{tmp_path}/store.db")
     arguments = ("server", "--workers", "1", *backend)
     with servers.mlflow(*arguments, ready="/health", log=tmp_path / "log") as address:

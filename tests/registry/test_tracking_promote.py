@@ -215,6 +215,7 @@ def test_a_registered_version_whose_package_was_swapped_is_refused(
         promote.fetch(store, made)
 
 
+@pytest.mark.usefixtures("little_code")
 def test_a_version_without_a_seal_is_refused_with_the_way_out(
     promoting: Store, built: Package
 ) -> None:
@@ -238,6 +239,7 @@ def test_a_version_without_a_seal_is_refused_with_the_way_out(
     assert promote.fetch(store, promote.versions(store)[0]).seal == made.seal
 
 
+@pytest.mark.usefixtures("little_code")
 def test_the_alias_moves_only_from_where_the_comparison_saw_it(
     promoting: Store, built: Package
 ) -> None:
@@ -261,6 +263,7 @@ def test_the_alias_moves_only_from_where_the_comparison_saw_it(
     assert promote.require_champion(store).version == 2
 
 
+@pytest.mark.usefixtures("little_code")
 def test_other_aliases_are_other_champions(promoting: Store, built: Package) -> None:
     store = promoting
     made = register(store, built, store.model)

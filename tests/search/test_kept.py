@@ -38,7 +38,7 @@ def left(result: SearchResult) -> set[str]:
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize(
     ("scheduler", "keep", "soup"),
-    [("asha", 1, 1), ("none", 2, 1), ("pasha", 1, 3), ("pbt", 1, 1)],
+    [("asha", 1, 3), ("none", 2, 1), ("pbt", 1, 1)],
 )
 def test_the_best_keep_their_checkpoints_and_nobody_else(
     searches: Searches, tmp_path: Path, scheduler: str, keep: int, soup: int

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from raypipe.registry import made_whole
+
 
 def free_port() -> int:
     with socket.socket() as sock:
@@ -24,6 +26,10 @@ def free_port() -> int:
 @contextmanager
 def mlflow(*arguments: str, ready: str, log: Path) -> Iterator[str]:
     """The address of `mlflow ARGUMENTS`, once its path `ready` answers."""
+    for address in arguments:
+        # The server would make its tables step by step.
+        if address.startswith("sqlite:///"):
+            made_whole.make_whole(address)
     port = free_port()
     command = [sys.executable, "-m", "mlflow", *arguments]
     command += ["--host", "127.0.0.1", "--port", str(port)]

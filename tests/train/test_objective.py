@@ -142,10 +142,19 @@ def test_weights_and_focus_change_what_is_learned_and_not_how_it_is_judged() -> 
     assert other["val_loss"] == pytest.approx(plain["val_loss"], rel=0.3)
 
 
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks, which are started once, found of each kind of task."""
+    folder = tmp_path_factory.mktemp("ranks")
+    ranks.start(_rank, (str(folder),), 2)
+    return folder
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_ranks_judge_as_one_does(kind: Kind, tmp_path: Path) -> None:
-    ranks.start(_rank, (kind, str(tmp_path)), 2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+def test_two_ranks_judge_as_one_does(kind: Kind, two_ranks: Path) -> None:
+    first, second = (
+        torch.load(two_ranks / f"{kind}-{rank}.pt", weights_only=True) for rank in range(2)
+    )
     same = {k: v for k, v in first.items() if k.startswith("val")}
     assert same == {k: second[k] for k in same}
     assert same == pytest.approx(
@@ -153,8 +162,9 @@ def test_two_ranks_judge_as_one_does(kind: Kind, tmp_path: Path) -> None:
     )
 
 
-def _rank(rank: int, kind: Kind, out: str) -> None:
-    torch.save(trained(kind, epochs=2), Path(out) / f"{rank}.pt")
+def _rank(rank: int, out: str) -> None:
+    for kind in KINDS:
+        torch.save(trained(kind, epochs=2), Path(out) / f"{kind}-{rank}.pt")
 
 
 @pytest.mark.parametrize(

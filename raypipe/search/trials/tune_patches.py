@@ -7,11 +7,11 @@
    ever: in the GCS's log the group has "Finished leasing resource" and "is removed", and no
    "Finished removing". Tune has no setting for it, so its module gets Ray's other resource manager.
 2. No runtime environment of a trial's own. A Ray node starts some processes in advance, one a CPU,
-   which may have imported what a trial needs (RAY_preload_python_modules, set where the node
-   starts). In such a process a trial starts at once, and not after four seconds. Ray gives such a
-   process only to an actor without a runtime environment, so ours have none unless the user set
-   one of the variables that Tune propagates. Ray also gives it only if no task has run in it, so
-   tasks that come before the trials should run in other processes.
+   which may have imported what a trial needs (PRELOAD; see cluster/worker.py). In such a process a
+   trial starts at once, and not after four seconds. Ray gives such a process only to an actor
+   without a runtime environment, so ours have none unless the user set one of the variables that
+   Tune propagates. Ray also gives it only if no task has run in it, so tasks that come before the
+   trials should run in other processes.
 3. No AWS keys in a trial's environment. Tune would propagate AWS_SECRET_ACCESS_KEY, and Ray shows
    an actor's environment on the dashboard and writes it into its logs.
 4. A trial has its folder before it takes over the process of one that ended. Tune (2.60) gives such
@@ -36,7 +36,7 @@ from ray.tune.execution.class_cache import _ActorClassCache
 
 from raypipe.cluster.connect import ENV
 
-PRELOAD = "torch,ray.tune"
+PRELOAD = "torch,ray.tune,raypipe.search.trials.trial"
 
 # The variables that Tune propagates to trials, without the AWS keys. Workers do not need these:
 # they have their node's environment, and table.storage_options from the job.
