@@ -106,7 +106,7 @@ def test_too_few_samples_say_nothing() -> None:
 @pytest.mark.usefixtures("ray_session")
 def test_a_training_logs_its_node_to_mlflow(jobs: Jobs) -> None:
     # Long enough for several samples on a fast machine, too.
-    job = jobs(**{"train.epochs": 120, "cluster.usage_every_s": 1})
+    job = jobs(**{"train.epochs": 250, "cluster.usage_every_s": 1})
     planned = trainer.plan(job)
     result = trainer.run(planned)
     (recorded,) = usage.read(planned.folder / usage.FILE).values()
