@@ -262,9 +262,11 @@ def _search_into(
     elif cfg.scheduler == "freeze_thaw":
         concurrent = plan_resources(job, cfg, ray.cluster_resources(), total).concurrent
         rule = job.train.stopping
-        tune_scheduler = freeze_thaw(rule, job.train.epochs, space, job.run.seed, concurrent)
+        tune_scheduler = freeze_thaw(rule, space.most_epochs, space, job.run.seed, concurrent)
     else:
-        tune_scheduler = scheduler(cfg, job.train, total)
+        # The longest trial decides how far the rungs go.
+        longest = job.train.model_copy(update={"epochs": space.most_epochs})
+        tune_scheduler = scheduler(cfg, longest, total)
     strategy = _Strategy(total, make_searcher, tune_scheduler, first)
     keeping = kept.Kept(job, cfg, folder)
     trials, stopped = _run(job, cfg, strategy, data, folder, progress, keeping, ledger)
@@ -313,7 +315,7 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
         seconds=seconds,
         stopped=stopped,
         decoded=decoded,
-        full_epochs=job.train.epochs * sum(trial.drawn for trial in trials),
+        full_epochs=sum(trial.whole(job.train.epochs) for trial in trials if trial.drawn),
         members=model.members if model else (),
         shares=shares,
         pinned=pinned,

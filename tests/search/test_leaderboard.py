@@ -212,3 +212,16 @@ def test_the_columns_of_cost_are_those_that_say_something() -> None:
     # An older result knows neither.
     old = leaderboard.standings([curve("a", 0.5)], "val_accuracy", "max")
     assert not {"s", "device s", "$"} & set(tables.leaderboard("val_accuracy", old).columns)
+
+
+def test_a_trial_that_drew_its_epochs_is_compared_with_these(tmp_path: Path) -> None:
+    """It was shown as stopped early, and as epochs saved, though it had trained to its end."""
+    found = kept(tmp_path / "trials", "a", (0.6, 0.5, 1.0), (0.7, 0.4, 1.0))
+    found.config = {"train.epochs": 2}
+    of_job = TrainConfig(epochs=10)
+    whole = trial_of(found, "val_accuracy", "max", of_job, tmp_path / "trials")
+    assert not whole.stopped_early and whole.whole(10) == 2
+    found.config = {"train.epochs": 8}
+    early = trial_of(found, "val_accuracy", "max", of_job, tmp_path / "trials")
+    assert early.stopped_early
+    assert leaderboard.spared([whole, early], 10, 2 + 8).share == 6 / 10

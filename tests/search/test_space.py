@@ -347,3 +347,17 @@ def test_a_slip_is_one_message(field: str, text: str, says: str) -> None:
 def test_a_slip_of_two_fields_is_one_message(texts: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         parse.parse(texts, JOB.training)
+
+
+def test_the_longest_trial_may_be_one_that_draws_its_epochs() -> None:
+    """A scheduler ends trials at this number: with the job's, those that drew more were cut."""
+    epochs = JOB.train.epochs
+
+    def most(**texts: str) -> int:
+        named = {name.replace("_", "."): text for name, text in texts.items()}
+        return parse.parse(named or {"train.lr": "uniform(0.1, 0.2)"}, JOB.training).most_epochs
+
+    assert most() == epochs
+    assert most(train_epochs=f"choice(2, {epochs + 7}, 4)") == epochs + 7
+    assert most(train_epochs="randint(1, 4)") == 3
+    assert most(train_epochs="choice(1, 2) if model.mode == 'finetune'") == epochs

@@ -61,7 +61,9 @@ def _search(
     # Tune starts no more trials than there are CPUs and GPUs for, whatever a search asks for.
     room = min(at.resources.get(kind, 0) / amount for kind, amount in resources.trial.items())
     at_once = max(1, min(resources.concurrent, total, int(room)))
-    epochs = _epochs(cfg, job.train.epochs, total)
+    # Trials may draw how many epochs they train.
+    whole = sum(int(changes.get("train.epochs", job.train.epochs)) for changes in planned)
+    epochs = min(_epochs(cfg, space.most_epochs, total), whole)
 
     # Trials of one backbone and resolution take about the same.
     kinds: dict[str, list[TrainJob]] = {}
@@ -102,9 +104,7 @@ def _search(
     facts = data(pinned) | model_facts(job, pinned) | at.facts() | limited
     facts["trials"] = f"{total}, {at_once} at a time, {cfg.searcher} and {cfg.scheduler}"
     facts["searched"] = ", ".join(cfg.space or {})
-    facts["epochs"] = (
-        f"{epochs:,.0f} of {total * job.train.epochs:,}, as {cfg.scheduler} saves them"
-    )
+    facts["epochs"] = f"{epochs:,.0f} of {whole:,}, as {cfg.scheduler} saves them"
     if cfg.stopping.epochs is not None:
         facts["epochs"] += f", at most {cfg.stopping.epochs:,} (search.stopping.epochs)"
     if len(kinds) > MOST_KINDS:
