@@ -97,8 +97,8 @@ def search_shown(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_terminal_shows_how_trials_stand(monkeypatch: pytest.MonkeyPatch) -> None:
     out = search_shown(True, monkeypatch)
     assert "Searching: 2 of 16 trials begun, 2 ended, 60 s" in out
-    assert re.search(r"1\s+0.91\s+9\s+running\s+0.01", out) and re.search(
-        r"2\s+0.8\s+3\s+stopped", out
+    assert re.search(r"1\s+trial-002-b\s+0.91\s+9\s+running\s+0.01", out) and re.search(
+        r"2\s+trial-001-a\s+0.8\s+3\s+stopped", out
     )
 
 

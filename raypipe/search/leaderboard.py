@@ -314,7 +314,9 @@ def standings(trials: Sequence[Trial], metric: str, mode: Mode) -> list[Standing
     for trial in trials:
         if trial.checkpoint is None:
             state = "failed"
-        elif trial.stopped_early:
+        elif trial.stopped == FITTED:
+            state = "fitted"
+        elif trial.stopped_early or trial.stopped is not None:
             state = "stopped"
         else:
             state = "full"
