@@ -105,9 +105,17 @@ def check(
     # The space. It is parsed against the whole job, so it comes after the default.
     gpu = wants_gpu(job.train, resources)
     counts = pinned.counts if pinned is not None else {}
+    for where, start in _own_starts(cfg):
+        spaces.check_start(where, start, job)
     job = defaults.within_budget(job, cfg, counts, gpu)
     cfg = defaults.with_default_space(job, cfg, counts, gpu)
     space = spaces.parse(cfg.space or {}, job)
+    if not space.fields and cfg.samples > 1:
+        raise ConfigError(
+            "search.space has no field, so all trials would be the same one",
+            got=f"search.samples={cfg.samples}",
+            fix="Name fields, leave search.space out (raypipe then has one), or use raypipe train",
+        )
     for name in ("train.batch_size", "train.lr"):
         if "auto" in space.values(name):
             raise ConfigError(
@@ -124,6 +132,14 @@ def check(
     check_start(job)
     plan_resources(job, cfg, resources, cfg.samples * len(space.cells))
     return cfg, space
+
+
+def _own_starts(cfg: SearchConfig) -> list[tuple[str, dict[str, Any]]]:
+    """The starts that somebody has set, each with its name."""
+    starts = [("search.start", cfg.start or {})]
+    for number, start in enumerate(cfg.starts or ()):
+        starts.append((f"search.starts.{number}", start))
+    return starts
 
 
 def one_worker(job: TrainJob) -> TrainJob:
@@ -153,7 +169,11 @@ def search(
     """
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
     job = one_worker(job)
+    own_starts = _own_starts(cfg)
     cfg, space = check(job, cfg, rows)
+    for where, start in own_starts:
+        for value in spaces.left_out(start, space):
+            log.warning("%s: no trial of this space has %s, so it is left out", where, value)
     job = space.job
     # Trials share what is found: one batch size and learning rate for all, unless they draw them.
     share = gpu_share(job, cfg)

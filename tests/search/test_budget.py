@@ -212,6 +212,8 @@ def test_what_cannot_look_at_a_clock_is_interrupted() -> None:
             threading.Event().wait(5)
         except Exception as e:  # as a store does that cannot be opened
             raise ValueError("something else") from e
+    with interrupted(1e18, lambda: OutOfTime("too long")):
+        pass  # the system's timer refuses such a number
     with interrupted(0.05, lambda: OutOfTime("too long")):
         pass
     time.sleep(0.1)  # the timer is gone
