@@ -250,7 +250,8 @@ class Searching:
 
     def __call__(self, done: int, total: int, standings: Sequence[Standing]) -> None:
         now = time.monotonic()
-        begun = max(done, len(standings))  # one that failed at once has nothing to show
+        # One that failed at once has nothing to show; heads of a first answer are no trials of it.
+        begun = max(done, sum(one.state != "fitted" for one in standings))
         elapsed = duration(now - self._started)
         ended = f"Searching: {begun} of {total} trials begun, {done} ended, {elapsed}"
         if self._live is not None:
@@ -260,6 +261,8 @@ class Searching:
         if leader is not None and (said := f"{leader.name} {leader.best}") != self._best:
             self._best = said
             after = f"after {leader.epochs} epoch{'s' * (leader.epochs > 1)}"
+            if leader.state == "fitted":
+                after = "fitted at once"
             self._console.say(
                 f"best so far {self._metric} {leader.best:.4f}, {leader.name} {after}: "
                 f"{cell(leader.changes)}"

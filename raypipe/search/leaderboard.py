@@ -352,7 +352,8 @@ def compared(trials: Sequence[Trial], metric: str, mode: Mode) -> dict[str, tupl
     # Trials that their own rule ended do not set N.
     lengths = [trial.epochs for trial in usable if trial.stopped is None]
     common = min(lengths, default=0)
-    if not common or all(trial.epochs == common for trial in usable):
+    # A head that was fitted at once has no epochs.
+    if not common or all(t.epochs == common for t in usable if t.stopped != FITTED):
         return {}
     best = {}
     for trial in usable:

@@ -104,7 +104,7 @@ def write(
     second of a device costs; None: not known. parts: of `outcome.blocks`.
     """
     header = report.Header(
-        f"Search over {result.job.model.name}",
+        f"Search on {Path(result.best.version.uri).name}",
         result.stopped or "",
         result.key,
         datetime.now(timezone.utc),

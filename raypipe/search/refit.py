@@ -240,7 +240,10 @@ def summary(result: SearchResult) -> dict[str, str]:
     if not result.refitted:
         return {}
     job = result.job
-    epochs = f"{len(result.best.history)} epochs at {job.model.pixels} px"
+    count = len(result.best.history)
+    epochs = f"{count} epoch{'s' * (count != 1)} at {job.model.pixels} px"
+    if job.train.solver != "steps":
+        epochs = f"fitted at once at {job.model.pixels} px"
     if len(result.again) > 1:
         epochs = f"all {len(result.again)} members; {result.again[0]}: {epochs}"
     return {"trained again": f"on {job.feed.train}, {epochs}"}

@@ -460,7 +460,7 @@ def _run(
         rule.mode,
         cfg.stopping,
         devices,
-        progress,
+        opening.beside(strategy.first, rule.metric, rule.mode, progress),
         keeping.ended,
         most_money=cfg.limits.money,
         heads_s=sum(trial.device_s for trial in strategy.first.trials),

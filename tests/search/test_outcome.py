@@ -88,6 +88,7 @@ def test_a_search_without_records_has_no_sections() -> None:
     """Of an older version; and of trials whose time is not known."""
     assert outcome.blocks(result(), {}) == ()
     (only,) = outcome.blocks(result(Reached(0.0, 0.5, "the first minute")), {})
+    assert "; the first answer and the trials took 3 min 20 s." in only.text
     assert only.tables[0].rows[0][-1] == "the first minute"
 
 
