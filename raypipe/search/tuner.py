@@ -31,9 +31,8 @@ from ray import tune
 from raypipe.cluster.recorder import recorded
 from raypipe.cluster.usage import FILE as USAGE
 from raypipe.config import key_of, replace, save
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import Pinned, pin
-from raypipe.files import owned
 from raypipe.models.zoo import ModelConfig
 from raypipe.search import (
     first_answer,
@@ -190,11 +189,11 @@ def search(
     if cfg.limits.of_models:
         # Of a finished search as well: another refit may break a limit.
         heads = first_answer.models(job, rows) if cfg.first_answer else []
-        with owned(folder), ledger.reading(phase="limits"):
+        with ledger.owned(folder), ledger.reading(phase="limits"):
             space = variants.limited(space, asked, rows, folder, heads)
         ledger.lap("limits")
     if not (folder / "result.json").exists():
-        with owned(folder):
+        with ledger.owned(folder):
             # Another process may have finished the search while this one waited.
             if not (folder / "result.json").exists():
                 with recorded(folder / USAGE, job.cluster.usage_every_s):
@@ -316,8 +315,9 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
     if ensemble is not None:
         # Its first member's job; a soup is of the best trial's.
         best = next((trial for trial in trials if trial.name == ensemble.members[0]), best)
-    trained = leaderboard.training_result(key, pinned.version, pinned.classes, best)
     model = ensemble or average
+    _require_whole(folder, str(best.checkpoint), *([model.checkpoint] if model else []))
+    trained = leaderboard.training_result(key, pinned.version, pinned.classes, best)
     if model is not None:
         trained = with_(trained, metrics=model.metrics, checkpoint=model.checkpoint)
     # Clocks decide in a search, and another folder may have come to another model: its registered
@@ -344,6 +344,20 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
         reached=reached,
         ran_s=ran_s,
     )
+
+
+def _require_whole(folder: Path, *checkpoints: str) -> None:
+    """Raise DataError if one of these is not what was written."""
+    for path in checkpoints:
+        problem = checkpoint.verify(Path(path))
+        if problem is not None:
+            raise DataError(
+                "The search has ended, and the weights of its model are damaged",
+                got=f"{path}: {problem}",
+                rule="Nothing altered is loaded",
+                fix=f"Remove {folder / 'result.json'}, and run the same command again: it chooses "
+                "among the trials whose weights are whole, and trains none of them again",
+            )
 
 
 def _models(job: TrainJob, trials: Sequence[Trial]) -> dict[str, ModelConfig]:
