@@ -141,6 +141,12 @@ def _tell_overlap(pinned: Pinned, job: Job, show: Show) -> None:
                 f"feed.{name}={split} has images that are trained on (feed.train={feed.train}): "
                 f"{means}"
             )
+    if not pinned.counts[feed.test] and job.search.refit is None:
+        # A slip, where it names none of the table's splits.
+        show.say(
+            f"The table has no images in feed.test={feed.test} (its splits are "
+            f"{', '.join(sorted(pinned.splits))}): the model is not tested"
+        )
     if pinned.common(feed.val, feed.test):
         show.say(
             f"feed.test={feed.test} has images that choose the epoch (feed.val={feed.val}): "

@@ -4,8 +4,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+from raypipe.config import validate
+from raypipe.job import Job
 from raypipe.registry.promote import ModelVersion
+from raypipe.work import verbs
 from raypipe.work.results import Registered
 
 
@@ -17,3 +22,25 @@ def test_the_command_that_promotes_a_version_can_be_typed() -> None:
     assert "raypipe promote 'my runs/best.yaml' --version 2 " in said
     only = Registered(first, first, "sqlite://").facts({}, Path("best.yaml"))
     assert only["model"] == "cells/1 (champion)"
+
+
+def test_a_split_for_tests_that_is_misspelt_is_said() -> None:
+    """It is a table without test images, and nothing said so."""
+    said: list[str] = []
+    show: Any = SimpleNamespace(say=said.append)
+
+    def tell(test: str) -> None:
+        job = validate(Job, {"table": {"uri": "unused"}, "feed": {"test": test}})
+        counts = {"train": 6, "val": 3, "test": 3, "tset": 0}
+        pinned: Any = SimpleNamespace(
+            counts=counts, splits={"train", "val", "test"}, common=lambda one, other: []
+        )
+        verbs._tell_overlap(pinned, job, show)
+
+    tell("test")
+    assert not said
+    tell("tset")
+    assert said == [
+        "The table has no images in feed.test=tset (its splits are test, train, val): "
+        "the model is not tested"
+    ]
