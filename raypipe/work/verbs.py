@@ -141,6 +141,15 @@ def _tell_overlap(pinned: Pinned, job: Job, show: Show) -> None:
                 f"feed.{name}={split} has images that are trained on (feed.train={feed.train}): "
                 f"{means}"
             )
+    for name in ("val", "test"):
+        split = getattr(feed, name)
+        missing = pinned.unlearned(feed.train, split)
+        if missing:
+            show.say(
+                f"{len(missing)} of {len(pinned.classes)} classes have no training images, as "
+                f"{next(iter(missing))!r}: no model learns them, and {sum(missing.values()):,} "
+                f"labels in feed.{name}={split} are of them"
+            )
     if not pinned.counts[feed.test] and job.search.refit is None:
         # A slip, where it names none of the table's splits.
         show.say(
