@@ -64,7 +64,7 @@ def card(
         made_at=datetime.now(timezone.utc),
         facts=(
             *_architecture(job, members),
-            ("Epochs", str(len(result.history))),
+            ("Epochs", epochs(job, result, is_ensemble=bool(members))),
             ("Code", (tracking.code_commit() or "no checkout")[:12]),
             ("Key", result.key),
         ),
@@ -100,6 +100,17 @@ def _architecture(job: TrainJob, members: Sequence[Member]) -> report.Facts:
         facts.append((f"Member {place}", f"{what}, weight {member.weight / total:.2f}{trial}"))
     facts.append(("Input", f"{side} x {side} px, RGB; smaller members shrink it themselves"))
     return tuple(facts)
+
+
+def epochs(job: TrainJob, result: TrainResult, is_ensemble: bool = False) -> str:
+    """How long it was trained, and of which epoch the weights are, in words."""
+    count, best = len(result.history), result.best_epoch + 1
+    if job.train.solver != "steps":
+        text = "none: fitted at once"
+    else:
+        text = str(count) if best == count else f"{count}; the weights are those of epoch {best}"
+    # A result has its first member's history.
+    return f"{text} (member 1)" if is_ensemble else text
 
 
 def _data(job: TrainJob, pinned: Pinned) -> report.Facts:
