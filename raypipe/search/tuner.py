@@ -503,7 +503,11 @@ def _run(
     else:
         monitor.put_into(tune_patches.run_config(tuner))
     multi_worker = resources.worker is not None
-    with tune_patches.applied(multi_worker), saved_state.kept_whole(keeping.saved):
+    with (
+        tune_patches.applied(multi_worker),
+        saved_state.kept_whole(keeping.saved),
+        tune_run.failures_in_a_line(),
+    ):
         results = tuner.fit()
     first = strategy.first.trials
     ranked = keeping.result(tune_run.ranked(results, job, monitor, folder, first, ledger))

@@ -153,7 +153,7 @@ def _tell_overlap(pinned: Pinned, job: Job, show: Show) -> None:
     if not pinned.counts[feed.test] and job.search.refit is None:
         # A slip, where it names none of the table's splits.
         show.say(
-            f"The table has no images in feed.test={feed.test} (its splits are "
+            f"The table has no labelled images in feed.test={feed.test} (its splits are "
             f"{', '.join(sorted(pinned.splits))}): the model is not tested"
         )
     if pinned.common(feed.val, feed.test):

@@ -51,6 +51,6 @@ def test_what_the_splits_lack_is_said() -> None:
     pinned_unlearned.clear()
     tell("tset")
     assert said == [
-        "The table has no images in feed.test=tset (its splits are test, train, val): "
+        "The table has no labelled images in feed.test=tset (its splits are test, train, val): "
         "the model is not tested"
     ]
