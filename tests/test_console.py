@@ -127,6 +127,8 @@ def test_what_a_first_answer_has_reached_is_the_best_so_far(
         trials = opening.beside(FirstAnswer([fitted]), "val_accuracy", "max", told)
         trials(1, 16, STANDINGS[1:])
         trials(1, 16, STANDINGS)
+        equal = Standing("trial-003-c", {}, 0.91, 9, "running")
+        trials(1, 16, [equal, *STANDINGS])  # no new best
     first, second = out.getvalue().splitlines()
     assert first.endswith(f"best so far val_accuracy 0.8750, {FIRST}-1 fitted at once: –")
     assert "0.9100, trial-002-b after 9 epochs" in second

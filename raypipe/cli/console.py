@@ -246,7 +246,7 @@ class Searching:
     def __init__(self, console: Console, metric: str, live: Live | None = None) -> None:
         self._console, self._metric, self._live = console, metric, live
         self._started = self._shown = time.monotonic()
-        self._best = ""
+        self._best: float | None = None
 
     def __call__(self, done: int, total: int, standings: Sequence[Standing]) -> None:
         now = time.monotonic()
@@ -258,8 +258,9 @@ class Searching:
             self._live.update(Group(ended, _leaderboard(self._metric, standings)))
             return
         leader = standings[0] if standings else None
-        if leader is not None and (said := f"{leader.name} {leader.best}") != self._best:
-            self._best = said
+        # Of equally good ones the first said so: another one is no new best.
+        if leader is not None and leader.best != self._best:
+            self._best = leader.best
             after = f"after {leader.epochs} epoch{'s' * (leader.epochs > 1)}"
             if leader.state == "fitted":
                 after = "fitted at once"
