@@ -22,6 +22,8 @@ from raypipe.errors import ConfigError, nearest
 from raypipe.failures import report
 from raypipe.quickstart.command import quickstart
 
+INTERRUPTED = 130  # what Typer makes of Ctrl-C, without a word
+
 app.command("quickstart")(quickstart)
 app.command("evaluate")(evaluate)
 app.command("export")(export)
@@ -54,6 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
                     f"There is no verb {arguments[0]!r}", fix=nearest(arguments[0], known)
                 )
         code = app(arguments, standalone_mode=False)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
         sys.stdout.flush()  # a full disk or a closed pipe is known now, not after the last word
         return code if isinstance(code, int) else 0
     except typer.Exit as e:

@@ -10,6 +10,8 @@ from typing import Any
 
 from raypipe.errors import RaypipeError
 
+_LONGEST_S = 1e9  # the system's timer refuses much more, and nobody waits for thirty years
+
 
 class OutOfTime(RaypipeError):
     """What was interrupted had no more time."""
@@ -38,7 +40,7 @@ def interrupted(after_s: float, error: Callable[[], Exception]) -> Iterator[None
             raise _TimeIsOver
 
     before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, after_s)
+    signal.setitimer(signal.ITIMER_REAL, min(after_s, _LONGEST_S))
     try:
         try:
             yield

@@ -12,9 +12,13 @@ import pytest
 from rich.console import Console as Rich
 
 from raypipe.cli.console import Console
+from raypipe.search import opening
+from raypipe.search.first_answer import FirstAnswer
+from raypipe.search.leaderboard import FIRST, Trial, standings
 from raypipe.search.trials.standing import Standing
 from raypipe.train.loop import LoopState
 from raypipe.train.measure.meter import Position
+from raypipe.train.stopping import FITTED
 
 METRICS = {
     "val_loss": 0.41,
@@ -97,8 +101,8 @@ def search_shown(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_terminal_shows_how_trials_stand(monkeypatch: pytest.MonkeyPatch) -> None:
     out = search_shown(True, monkeypatch)
     assert "Searching: 2 of 16 trials begun, 2 ended, 60 s" in out
-    assert re.search(r"1\s+0.91\s+9\s+running\s+0.01", out) and re.search(
-        r"2\s+0.8\s+3\s+stopped", out
+    assert re.search(r"1\s+trial-002-b\s+0.91\s+9\s+running\s+0.01", out) and re.search(
+        r"2\s+trial-001-a\s+0.8\s+3\s+stopped", out
     )
 
 
@@ -109,6 +113,26 @@ def test_elsewhere_a_new_best_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None
         "best so far val_accuracy 0.9100, trial-002-b after 9 epochs: train.lr 0.01"
     )
     assert third.endswith("Searching: 2 of 16 trials begun, 1 ended, 40 s")
+
+
+def test_what_a_first_answer_has_reached_is_the_best_so_far(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Trials began with "best so far 0.2", though a head had more; and heads counted as trials."""
+    console, out = Console(), io.StringIO()
+    console.err = Rich(file=out, force_terminal=False, width=160, highlight=False)
+    fitted = Trial(f"{FIRST}-1", {}, 0.875, 1, False, (METRICS,), "somewhere", FITTED)
+    with console.searching("val_accuracy") as told:
+        told(0, 16, standings([fitted], "val_accuracy", "max"))
+        trials = opening.beside(FirstAnswer([fitted]), "val_accuracy", "max", told)
+        trials(1, 16, STANDINGS[1:])
+        trials(1, 16, STANDINGS)
+        equal = Standing("trial-003-c", {}, 0.91, 9, "running")
+        trials(1, 16, [equal, *STANDINGS])  # no new best
+    first, second = out.getvalue().splitlines()
+    assert first.endswith(f"best so far val_accuracy 0.8750, {FIRST}-1 fitted at once: –")
+    assert "0.9100, trial-002-b after 9 epochs" in second
+    assert opening.beside(FirstAnswer(), "val_accuracy", "max", told) is told
 
 
 def test_many_fields_are_one_column(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,10 @@ import psutil
 import pytest
 from torch.distributed import DistStoreError
 
+from raypipe.cli import app
 from raypipe.errors import ClusterError, ConfigError
 from raypipe.failures import DOCTOR, explain
+from raypipe.main import main
 
 BEGIN = "import os, signal, sys, time\nfrom raypipe import guard\n"
 RUN = "\nsys.exit(guard.guarded(lambda: guard.report_code(work())))"
@@ -130,6 +132,20 @@ def test_what_the_machine_refuses_is_one_sentence(
         code, text = explain(e)
     assert (code, words in text) == (1, True), text
     assert capfd.readouterr().err == ""
+
+
+def test_ctrl_c_ends_a_verb_with_its_message(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Typer turns it into exit code 130, and said nothing."""
+
+    def pressed(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "run_verb", pressed)
+    assert main(["tune", "--table", "cells"]) == 1
+    said = "raypipe: Interrupted. Run the same command again to go on.\n"
+    assert capfd.readouterr().err == said
 
 
 def test_our_own_mistake_shows_its_lines_and_one_message(capfd: pytest.CaptureFixture[str]) -> None:

@@ -246,20 +246,24 @@ class Searching:
     def __init__(self, console: Console, metric: str, live: Live | None = None) -> None:
         self._console, self._metric, self._live = console, metric, live
         self._started = self._shown = time.monotonic()
-        self._best = ""
+        self._best: float | None = None
 
     def __call__(self, done: int, total: int, standings: Sequence[Standing]) -> None:
         now = time.monotonic()
-        begun = max(done, len(standings))  # one that failed at once has nothing to show
+        # One that failed at once has nothing to show; heads of a first answer are no trials of it.
+        begun = max(done, sum(one.state != "fitted" for one in standings))
         elapsed = duration(now - self._started)
         ended = f"Searching: {begun} of {total} trials begun, {done} ended, {elapsed}"
         if self._live is not None:
             self._live.update(Group(ended, _leaderboard(self._metric, standings)))
             return
         leader = standings[0] if standings else None
-        if leader is not None and (said := f"{leader.name} {leader.best}") != self._best:
-            self._best = said
+        # Of equally good ones the first said so: another one is no new best.
+        if leader is not None and leader.best != self._best:
+            self._best = leader.best
             after = f"after {leader.epochs} epoch{'s' * (leader.epochs > 1)}"
+            if leader.state == "fitted":
+                after = "fitted at once"
             self._console.say(
                 f"best so far {self._metric} {leader.best:.4f}, {leader.name} {after}: "
                 f"{cell(leader.changes)}"

@@ -16,9 +16,9 @@ from pydantic import Field, model_validator
 
 from raypipe.config import Section
 from raypipe.errors import ConfigError, DataError
-from raypipe.feed.columns import Columns
+from raypipe.feed.columns import Columns, Labels
 from raypipe.files import by_content
-from raypipe.models.tasks import Kind, Task
+from raypipe.models.tasks import Kind, Task, tags
 from raypipe.tables import conditions, scan
 from raypipe.tables.address import resolve
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
@@ -168,6 +168,28 @@ class Pinned:
     def common(self, one: str, other: str) -> list[str]:
         """The values of the split column that both of these splits have, sorted."""
         return sorted(set(self.parts(one)) & set(self.parts(other)))
+
+    def unlearned(self, train: str, split: str) -> dict[str, int]:
+        """The classes of a split of which `train` has no image, with their images in that split.
+
+        A number is no class: {}.
+        """
+        labels = self.columns.labels
+        if not isinstance(labels, Labels):
+            return {}
+        known = labels.counts(self.columns.chosen(self.parts(train)))
+        judged = labels.counts(self.columns.chosen(self.parts(split)))
+        if self.task.kind == "multi_label":
+            known, judged = _by_tag(known), _by_tag(judged)
+        return {name: images for name, images in judged.items() if name not in known}
+
+
+def _by_tag(counts: Mapping[str, int]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for label, images in counts.items():
+        for tag in tags(label):
+            found[tag] = found.get(tag, 0) + images
+    return found
 
 
 def parts(split: str, known: Collection[str] = ()) -> list[str]:

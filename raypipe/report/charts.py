@@ -403,6 +403,9 @@ def _ticks(low: float, high: float, in_per_cent: bool = False) -> list[Tick]:
     ticks = []
     for k in range(first, last + 1):
         value = k * step
+        # The margin of an axis may lie beyond: no share is 110 %.
+        if in_per_cent and not 0 <= round(value, 9) <= 1:
+            continue
         label = f"{100 * value:g} %" if in_per_cent else f"{value:g}"
         ticks.append((100 * (value - low) / length, label))
     return ticks

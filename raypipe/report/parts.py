@@ -115,6 +115,7 @@ class Trial:
     seconds: float = 0.0  # for which it held devices; 0: not known
     device_s: float = 0.0  # seconds times devices
     usd: float | None = None  # None: the price is not known
+    fitted: bool = False  # at once, without epochs
 
 
 @dataclass(frozen=True)

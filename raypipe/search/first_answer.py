@@ -5,6 +5,7 @@ are trainings like any other (train/solve/), and lines of the leaderboard by the
 best of all is registered, so the first answer is, if nothing beats it. Which features are read is
 contenders.py's to say.
 
+    search/KEY/reached.json         when each head was fitted (leaderboard.py)
     search/KEY/first_answer.json    which readings were chosen, so that a rerun chooses them again
     search/KEY/trials/FIRST-N/      their checkpoints, as a trial's
 
@@ -34,7 +35,7 @@ from raypipe.files import write_atomic
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.search import contenders
 from raypipe.search.contenders import Reading
-from raypipe.search.leaderboard import FIRST, Trial
+from raypipe.search.leaderboard import FIRST, Trial, read_reached, write_reached
 from raypipe.search.trials.epoch_result import metric_of
 from raypipe.search.trials.standing import Reached
 from raypipe.search.trials.trial import data_key
@@ -59,7 +60,8 @@ LeftForOne = Callable[[float], float | None]
 class FirstAnswer:
     """trials: in the order in which they were fitted. data: what they were fitted to, by data_key.
 
-    seconds: what all of it took in this call. reached: when each was fitted, in seconds of it.
+    seconds: what all of it took, with what came before a kill. reached: when each was fitted, in
+    seconds of it.
     works_per_s: images of work 1 a second of the whole cluster, when it was measured.
     """
 
@@ -95,10 +97,15 @@ def make(
     """
     began = clock()
     found = FirstAnswer() if found is None else found
+    # What was reached before a kill, whose seconds count.
+    earlier = {one.by: one for one in read_reached(folder)[0] if one.by.startswith(FIRST)}
+    before_s = max((one.seconds for one in earlier.values()), default=0.0)
 
     def noted(trial: Trial) -> None:
-        found.seconds = clock() - began
-        found.reached.append(Reached(found.seconds, trial.metric, trial.name))
+        found.seconds = before_s + clock() - began
+        now = Reached(found.seconds, trial.metric, trial.name)
+        found.reached.append(earlier.get(trial.name, now))
+        write_reached(folder, found.reached, found.seconds)
         told(trial)
 
     allowed = [heads for heads in _of_readings(job, pinned) if heads.without(barred or {}).jobs]
@@ -113,7 +120,7 @@ def make(
             _read_and_fit(heads.without(barred or {}), pinned, folder, found, noted, most_s)
         except RaypipeError as e:
             log.warning("The first answer does without %s: %s", heads.reading.name, one_line(e))
-    found.seconds = clock() - began
+    found.seconds = before_s + clock() - began
     return found
 
 

@@ -106,6 +106,10 @@ class Trial:
         """False: a head of the first answer, whose values are not of the space."""
         return not self.name.startswith(FIRST)
 
+    def whole(self, epochs: int) -> int:
+        """The epochs that it would have trained to its end. epochs: the job's, if it drew none."""
+        return int(self.changes.get("train.epochs", epochs))
+
 
 @dataclass(frozen=True)
 class Ahead:
@@ -285,7 +289,8 @@ class SearchResult:
 
 
 def spared(trials: Sequence[Trial], each: int, full_epochs: int) -> Spared:
-    """What early stopping saved of `each` epochs that every trial would have run.
+    """What early stopping saved of the `each` epochs that a trial would have run, or of those that
+    it drew.
 
     Epochs that a budget cut, or that a failed trial lacks, were not saved.
     """
@@ -296,7 +301,7 @@ def spared(trials: Sequence[Trial], each: int, full_epochs: int) -> Spared:
         # A head that was fitted at once has no further epochs.
         if trial.stopped == FITTED:
             continue
-        missing = max(0, each - trial.epochs)
+        missing = max(0, trial.whole(each) - trial.epochs)
         epochs += missing
         device_s += missing * trial.device_s / trial.epochs
     return Spared(epochs / full_epochs if full_epochs else 0.0, device_s)
@@ -309,7 +314,9 @@ def standings(trials: Sequence[Trial], metric: str, mode: Mode) -> list[Standing
     for trial in trials:
         if trial.checkpoint is None:
             state = "failed"
-        elif trial.stopped_early:
+        elif trial.stopped == FITTED:
+            state = "fitted"
+        elif trial.stopped_early or trial.stopped is not None:
             state = "stopped"
         else:
             state = "full"
@@ -345,7 +352,8 @@ def compared(trials: Sequence[Trial], metric: str, mode: Mode) -> dict[str, tupl
     # Trials that their own rule ended do not set N.
     lengths = [trial.epochs for trial in usable if trial.stopped is None]
     common = min(lengths, default=0)
-    if not common or all(trial.epochs == common for trial in usable):
+    # A head that was fitted at once has no epochs.
+    if not common or all(t.epochs == common for t in usable if t.stopped != FITTED):
         return {}
     best = {}
     for trial in usable:
@@ -519,7 +527,8 @@ def trial_of(
         changes=changes,
         metric=values[best],
         epochs=len(history),
-        stopped_early=len(history) < train.epochs and last.stopped is None,
+        stopped_early=len(history) < changes.get("train.epochs", train.epochs)
+        and last.stopped is None,
         history=history,
         checkpoint=str(kept[best][1]),
         stopped=last.stopped,

@@ -11,16 +11,20 @@ process can be interrupted so; elsewhere such a phase ends when it ends.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from raypipe.errors import RaypipeError
+from raypipe.files import owned
 from raypipe.search import budget
 from raypipe.search.budget import Ending, Speed
 from raypipe.timer import interrupted
 from raypipe.train.stopping import OF_BUDGET
+
+WAITED_S = 0.5  # less is no waiting
 
 
 class TooShort(RaypipeError):
@@ -82,6 +86,8 @@ class Ledger:
         """Images a second that a frozen backbone embedded, for all trials together."""
         self.start_s = 0.0
         self.notes: list[str] = []
+        self.waits_for: Path | None = None
+        """A folder that another process works in."""
         self.on_over: Callable[[], None] = lambda: None
         """Called when trials have to end."""
         self._clock = clock
@@ -214,8 +220,25 @@ class Ledger:
         ends_s = self.spent_s + min(budget.CHOOSING * self.budget_s, left_s) / 2
         return lambda: self.spent_s > ends_s
 
+    @contextmanager
+    def owned(self, folder: Path) -> Iterator[None]:
+        """`files.owned`; the time until another process is done with it is a phase of its own."""
+        self.waits_for, before_s = folder, self.spent_s
+        with owned(folder):
+            self.waits_for = None
+            if self.spent_s - before_s > WAITED_S:
+                self.lap("waiting for another process")
+            yield
+
     def too_short(self) -> TooShort:
         """The budget is over, and there is no answer."""
+        if self.waits_for is not None:
+            return TooShort(
+                "Another process works on the same search, and the budget was over before it ended",
+                got=f"search.budget_s={self.budget_s:g}",
+                rule=f"It works in {self.waits_for}",
+                fix="Run the same command again when it has ended: what it finished is kept",
+            )
         spent = {name: one.spent_s for name, one in self.phases.items() if one.spent_s >= 0.5}
         took = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in spent.items())
         ending = self.ending(1, None)

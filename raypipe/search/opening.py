@@ -22,7 +22,7 @@ from raypipe.search.ledger import Ledger, TooShort
 from raypipe.search.limits import SearchLimits
 from raypipe.search.settings import SearchConfig
 from raypipe.search.trials.monitor import Listener
-from raypipe.search.trials.standing import Reached
+from raypipe.search.trials.standing import Reached, Standing
 from raypipe.search.trials.trial_data import decoded_images
 from raypipe.train.job import TrainJob
 from raypipe.train.stopping import Mode
@@ -92,6 +92,19 @@ def answer(
             ", ".join(str(value) for value in best.changes.values()),
         )
     return first
+
+
+def beside(first: FirstAnswer, metric: str, mode: Mode, progress: Listener) -> Listener:
+    """A listener to trials that tells `progress` of the heads, too: trials have to beat them."""
+    ranked = leaderboard.ranked(first.trials, metric, mode)
+    usable = [trial for trial in ranked if trial.checkpoint is not None]
+    heads = leaderboard.standings(usable, metric, mode)
+    sign = -1 if mode == "max" else 1
+
+    def told(done: int, total: int, standings: Sequence[Standing]) -> None:
+        progress(done, total, sorted([*heads, *standings], key=lambda one: sign * one.best))
+
+    return told if heads else progress
 
 
 def _left_for_one_s(job: TrainJob, ledger: Ledger) -> float | None:

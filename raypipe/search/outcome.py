@@ -106,7 +106,9 @@ def _said(result: SearchResult, reached: Sequence[Reached]) -> str:
     text = f"The best {result.metric} was reached after {_time(last.seconds)}"
     whole = result.trials_s
     if whole > last.seconds:
-        text += f"; the trials took {_time(whole)}"
+        # Heads of a first answer have no epochs, and come first.
+        what = "the trials" if reached[0].epochs else "the first answer and the trials"
+        text += f"; {what} took {_time(whole)}"
     return text + "."
 
 

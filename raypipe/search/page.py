@@ -15,6 +15,7 @@ from raypipe.search import refit
 from raypipe.search.importance import importance
 from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.trials.epoch_result import metric_of
+from raypipe.train.stopping import FITTED
 
 
 def section(result: SearchResult, usd_per_device_s: float | None = None) -> report.Search:
@@ -36,14 +37,15 @@ def _trial(rank: int, trial: Trial, metric: str, usd_per_device_s: float | None)
     curve = tuple(metric_of(line, metric) for line in trial.history)
     return report.Trial(
         rank,
-        f"trial {rank}" if trial.drawn else trial.name,
+        trial.name,
         trial.changes,
         value,
         trial.epochs,
-        trial.stopped_early,
+        trial.stopped_early or trial.stopped not in (None, FITTED),
         curve,
         seconds=trial.seconds,
         device_s=trial.device_s,
+        fitted=trial.stopped == FITTED,
         usd=None if usd_per_device_s is None else trial.device_s * usd_per_device_s,
     )
 
@@ -102,7 +104,7 @@ def write(
     second of a device costs; None: not known. parts: of `outcome.blocks`.
     """
     header = report.Header(
-        f"Search over {result.job.model.name}",
+        f"Search on {Path(result.best.version.uri).name}",
         result.stopped or "",
         result.key,
         datetime.now(timezone.utc),

@@ -30,6 +30,13 @@ from raypipe.train.spark_place import refuse
 
 _JUDGES = ("patience", "target", "plateau")  # rules of train.stopping that ask validation
 _ENDS = (*_JUDGES, "seconds", "gpu_hours", "money")
+_OF_SEARCH = ("table", "run", "cluster", "registry")  # sections: the search is there already
+_FIXED = {
+    "feed.val": "It trains on the search's validation images",
+    "feed.test": "The search's test images are to judge its model",
+    "model.task": "It is the search's",
+    "train.result": "Its last epoch is the result: images that it learns choose no epoch",
+}
 _SHAPE = {"model.name", "model.mode", "model.options"}  # with others, weights do not fit
 
 
@@ -39,6 +46,7 @@ def check(job: TrainJob, cfg: SearchConfig) -> None:
     if cfg.refit is None:
         return
     changes = _changes(job, cfg.refit)
+    _require_own(cfg.refit, job)
     for name in (f"train.stopping.{rule}" for rule in _ENDS):
         if cfg.refit.get(name) is not None:
             raise ConfigError(
@@ -54,13 +62,38 @@ def check(job: TrainJob, cfg: SearchConfig) -> None:
             _refitted(head, changes, "search.first_answer=false")
 
 
+def _require_own(wanted: dict[str, Any], job: TrainJob) -> None:
+    """Raise ConfigError for what is not a refit's to change, unless it has that value anyway."""
+    given = {"feed.val": job.feed.val, "feed.test": job.feed.test, "model.task": job.model.task}
+    for name, value in wanted.items():
+        if name in _FIXED and value == (given | {"train.result": "last"})[name]:
+            continue
+        section = name.partition(".")[0]
+        if name in _FIXED or section in _OF_SEARCH:
+            raise ConfigError(
+                f"search.refit cannot change {name}",
+                got=value,
+                rule=_FIXED.get(name, f"The model of a refit has the search's {section}"),
+                fix=f"Leave it out, or set {name} of the whole job",
+            )
+
+
 def check_splits(job: TrainJob, cfg: SearchConfig, pinned: Pinned) -> None:
-    """Raise ConfigError if a refit would train on test images, which are to judge its model."""
+    """Raise ConfigError if a refit would train on a split that has no rows, or on test images,
+    which are to judge its model."""
     if cfg.refit is None:
         return
     changes = _changes(job, cfg.refit)
     of_feed = {name: changes[name] for name in changes if name.startswith("feed.")}
     feed = replaced(job, of_feed).feed
+    unknown = sorted(set(pinned.parts(feed.train)) - pinned.splits)
+    if unknown:
+        raise ConfigError(
+            f"search.refit would train on split {unknown[0]!r}, which the table does not have",
+            got=feed.train,
+            rule=f"It has {', '.join(sorted(pinned.splits))}",
+            fix="Leave search.refit.feed.train out",
+        )
     both = pinned.common(feed.train, feed.test)
     if both:
         raise ConfigError(
@@ -207,7 +240,10 @@ def summary(result: SearchResult) -> dict[str, str]:
     if not result.refitted:
         return {}
     job = result.job
-    epochs = f"{len(result.best.history)} epochs at {job.model.pixels} px"
+    count = len(result.best.history)
+    epochs = f"{count} epoch{'s' * (count != 1)} at {job.model.pixels} px"
+    if job.train.solver != "steps":
+        epochs = f"fitted at once at {job.model.pixels} px"
     if len(result.again) > 1:
         epochs = f"all {len(result.again)} members; {result.again[0]}: {epochs}"
     return {"trained again": f"on {job.feed.train}, {epochs}"}

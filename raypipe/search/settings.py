@@ -46,7 +46,7 @@ class SearchConfig(Section):
     """The part of a budget that trials leave for a refit, of what start and end leave."""
 
     # How many trials, and over what.
-    samples: int = Field(default=16, ge=1)
+    samples: int = Field(default=16, ge=1, le=100_000)
     """Number of trials. A space with a grid runs the whole grid so many times, as in Ray Tune.
 
     With budget_s and without samples, trials begin until the time is over.

@@ -8,13 +8,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace as with_
 from pathlib import Path
 from typing import Any
 
 from ray import tune
 
-from raypipe.errors import RaypipeError
+from raypipe.errors import RaypipeError, one_line
+from raypipe.failures import find_own
 from raypipe.search import leaderboard
 from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger
@@ -110,7 +112,7 @@ def ranked(
     ledger: Ledger,
 ) -> list[Trial]:
     """The trials from best to worst, from Tune's results and the first answer."""
-    started = _started(results, folder / "trials")
+    started = list(_started(results, folder / "trials"))
     trials = [_trial_of(result, job, monitor, folder) for result in started]
     trials += first
     if monitor.stopped and not trials and ledger.budget_s is not None:
@@ -124,7 +126,7 @@ def ranked(
         )
     # The search needs one model at least.
     if all(trial.checkpoint is None for trial in trials):
-        raise nothing_usable(len(trials), folder)
+        raise nothing_usable(len(trials), folder, [find_own(one.error) for one in started])
     rule = job.train.stopping
     return leaderboard.ranked(trials, rule.metric, rule.mode)
 
@@ -177,9 +179,40 @@ def _is_cut(trial: Trial, monitor: Monitor) -> bool:
     return is_budget(trial.stopped) or (is_open and is_budget(monitor.stopped))
 
 
-def nothing_usable(trials: int, folder: Path) -> RaypipeError:
+def nothing_usable(
+    trials: int, folder: Path, errors: Sequence[RaypipeError | None] = ()
+) -> RaypipeError:
+    """errors: of each trial, where it is one of ours; None where it is not, or there is none."""
+    said = [error for error in errors if error is not None]
+    # As with images of which none can be read: no other rate would help.
+    if said and len(said) == len(errors) and len({one.what for one in said}) == 1:
+        return said[0]
+    why = f"{len(said)} of them: {one_line(said[0])}" if said else ""
     return RaypipeError(
         f"Every one of {trials} trials failed or diverged",
         got=str(folder),
+        rule=why,
         fix="The trials' error.txt files there say why; without one, lower train.lr",
     )
+
+
+@contextmanager
+def failures_in_a_line() -> Iterator[None]:
+    """What fails with a message of ours is logged by Tune with this message, not with a traceback.
+
+    error.txt in the trial's folder has the traceback.
+    """
+    logger = logging.getLogger("ray.tune.execution.tune_controller")
+    logger.addFilter(_in_a_line)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_in_a_line)
+
+
+def _in_a_line(record: logging.LogRecord) -> bool:
+    own = find_own(record.exc_info[1]) if record.exc_info else None
+    if own is not None:
+        record.msg, record.args = f"{record.getMessage()}: {one_line(own)}", ()
+        record.exc_info = record.exc_text = None
+    return True

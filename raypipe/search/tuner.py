@@ -31,9 +31,8 @@ from ray import tune
 from raypipe.cluster.recorder import recorded
 from raypipe.cluster.usage import FILE as USAGE
 from raypipe.config import key_of, replace, save
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import Pinned, pin
-from raypipe.files import owned
 from raypipe.models.zoo import ModelConfig
 from raypipe.search import (
     first_answer,
@@ -105,9 +104,17 @@ def check(
     # The space. It is parsed against the whole job, so it comes after the default.
     gpu = wants_gpu(job.train, resources)
     counts = pinned.counts if pinned is not None else {}
+    for where, start in _own_starts(cfg):
+        spaces.check_start(where, start, job)
     job = defaults.within_budget(job, cfg, counts, gpu)
     cfg = defaults.with_default_space(job, cfg, counts, gpu)
     space = spaces.parse(cfg.space or {}, job)
+    if not space.fields and cfg.samples > 1:
+        raise ConfigError(
+            "search.space has no field, so all trials would be the same one",
+            got=f"search.samples={cfg.samples}",
+            fix="Name fields, leave search.space out (raypipe then has one), or use raypipe train",
+        )
     for name in ("train.batch_size", "train.lr"):
         if "auto" in space.values(name):
             raise ConfigError(
@@ -124,6 +131,14 @@ def check(
     check_start(job)
     plan_resources(job, cfg, resources, cfg.samples * len(space.cells))
     return cfg, space
+
+
+def _own_starts(cfg: SearchConfig) -> list[tuple[str, dict[str, Any]]]:
+    """The starts that somebody has set, each with its name."""
+    starts = [("search.start", cfg.start or {})]
+    for number, start in enumerate(cfg.starts or ()):
+        starts.append((f"search.starts.{number}", start))
+    return starts
 
 
 def one_worker(job: TrainJob) -> TrainJob:
@@ -153,7 +168,11 @@ def search(
     """
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
     job = one_worker(job)
+    own_starts = _own_starts(cfg)
     cfg, space = check(job, cfg, rows)
+    for where, start in own_starts:
+        for value in spaces.left_out(start, space):
+            log.warning("%s: no trial of this space has %s, so it is left out", where, value)
     job = space.job
     # Trials share what is found: one batch size and learning rate for all, unless they draw them.
     share = gpu_share(job, cfg)
@@ -170,11 +189,11 @@ def search(
     if cfg.limits.of_models:
         # Of a finished search as well: another refit may break a limit.
         heads = first_answer.models(job, rows) if cfg.first_answer else []
-        with owned(folder), ledger.reading(phase="limits"):
+        with ledger.owned(folder), ledger.reading(phase="limits"):
             space = variants.limited(space, asked, rows, folder, heads)
         ledger.lap("limits")
     if not (folder / "result.json").exists():
-        with owned(folder):
+        with ledger.owned(folder):
             # Another process may have finished the search while this one waited.
             if not (folder / "result.json").exists():
                 with recorded(folder / USAGE, job.cluster.usage_every_s):
@@ -262,9 +281,11 @@ def _search_into(
     elif cfg.scheduler == "freeze_thaw":
         concurrent = plan_resources(job, cfg, ray.cluster_resources(), total).concurrent
         rule = job.train.stopping
-        tune_scheduler = freeze_thaw(rule, job.train.epochs, space, job.run.seed, concurrent)
+        tune_scheduler = freeze_thaw(rule, space.most_epochs, space, job.run.seed, concurrent)
     else:
-        tune_scheduler = scheduler(cfg, job.train, total)
+        # The longest trial decides how far the rungs go.
+        longest = job.train.model_copy(update={"epochs": space.most_epochs})
+        tune_scheduler = scheduler(cfg, longest, total)
     strategy = _Strategy(total, make_searcher, tune_scheduler, first)
     keeping = kept.Kept(job, cfg, folder)
     trials, stopped = _run(job, cfg, strategy, data, folder, progress, keeping, ledger)
@@ -294,8 +315,9 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
     if ensemble is not None:
         # Its first member's job; a soup is of the best trial's.
         best = next((trial for trial in trials if trial.name == ensemble.members[0]), best)
-    trained = leaderboard.training_result(key, pinned.version, pinned.classes, best)
     model = ensemble or average
+    _require_whole(folder, str(best.checkpoint), *([model.checkpoint] if model else []))
+    trained = leaderboard.training_result(key, pinned.version, pinned.classes, best)
     if model is not None:
         trained = with_(trained, metrics=model.metrics, checkpoint=model.checkpoint)
     # Clocks decide in a search, and another folder may have come to another model: its registered
@@ -313,7 +335,7 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
         seconds=seconds,
         stopped=stopped,
         decoded=decoded,
-        full_epochs=job.train.epochs * sum(trial.drawn for trial in trials),
+        full_epochs=sum(trial.whole(job.train.epochs) for trial in trials if trial.drawn),
         members=model.members if model else (),
         shares=shares,
         pinned=pinned,
@@ -322,6 +344,20 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
         reached=reached,
         ran_s=ran_s,
     )
+
+
+def _require_whole(folder: Path, *checkpoints: str) -> None:
+    """Raise DataError if one of these is not what was written."""
+    for path in checkpoints:
+        problem = checkpoint.verify(Path(path))
+        if problem is not None:
+            raise DataError(
+                "The search has ended, and the weights of its model are damaged",
+                got=f"{path}: {problem}",
+                rule="Nothing altered is loaded",
+                fix=f"Remove {folder / 'result.json'}, and run the same command again: it chooses "
+                "among the trials whose weights are whole, and trains none of them again",
+            )
 
 
 def _models(job: TrainJob, trials: Sequence[Trial]) -> dict[str, ModelConfig]:
@@ -438,7 +474,7 @@ def _run(
         rule.mode,
         cfg.stopping,
         devices,
-        progress,
+        opening.beside(strategy.first, rule.metric, rule.mode, progress),
         keeping.ended,
         most_money=cfg.limits.money,
         heads_s=sum(trial.device_s for trial in strategy.first.trials),
@@ -467,7 +503,11 @@ def _run(
     else:
         monitor.put_into(tune_patches.run_config(tuner))
     multi_worker = resources.worker is not None
-    with tune_patches.applied(multi_worker), saved_state.kept_whole(keeping.saved):
+    with (
+        tune_patches.applied(multi_worker),
+        saved_state.kept_whole(keeping.saved),
+        tune_run.failures_in_a_line(),
+    ):
         results = tuner.fit()
     first = strategy.first.trials
     ranked = keeping.result(tune_run.ranked(results, job, monitor, folder, first, ledger))

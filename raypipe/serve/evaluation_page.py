@@ -13,8 +13,9 @@ from raypipe.registry.quality_parts import value
 from raypipe.serve.evaluation import Evaluation, in_words
 
 
-def write(found: Evaluation, key: str, path: Path) -> Path:
-    """Write the page of one evaluation to `path`; key: names the evaluation."""
+def write(found: Evaluation, key: str, path: Path, caution: str = "") -> Path:
+    """Write the page of one evaluation to `path`; key: names the evaluation. caution: why its
+    numbers may be too good."""
     # What was not judged is said at the top: metrics of a part of a table are of that part.
     skipped = in_words(found.skipped)
     facts = (
@@ -22,6 +23,7 @@ def write(found: Evaluation, key: str, path: Path) -> Path:
         ("Table", str(found.table)),
         ("Images", f"{found.quality.images:,}"),
         ("Not judged", skipped or "none"),
+        *((("Caution", caution),) if caution else ()),
         ("Code", (tracking.code_commit() or "no checkout")[:12]),
     )
     header = report.Header(

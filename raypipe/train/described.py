@@ -27,7 +27,7 @@ from raypipe.registry.mlflow_model import requirements
 from raypipe.tables import label_column, scan
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.objective import judge
-from raypipe.train.unseen import Unseen
+from raypipe.train.unseen import Unseen, replaced
 from raypipe.version import VERSION
 
 MOST_SLICES = 30
@@ -64,7 +64,7 @@ def card(
         made_at=datetime.now(timezone.utc),
         facts=(
             *_architecture(job, members),
-            ("Epochs", str(len(result.history))),
+            ("Epochs", epochs(job, result, is_ensemble=bool(members))),
             ("Code", (tracking.code_commit() or "no checkout")[:12]),
             ("Key", result.key),
         ),
@@ -100,6 +100,17 @@ def _architecture(job: TrainJob, members: Sequence[Member]) -> report.Facts:
         facts.append((f"Member {place}", f"{what}, weight {member.weight / total:.2f}{trial}"))
     facts.append(("Input", f"{side} x {side} px, RGB; smaller members shrink it themselves"))
     return tuple(facts)
+
+
+def epochs(job: TrainJob, result: TrainResult, is_ensemble: bool = False) -> str:
+    """How long it was trained, and of which epoch the weights are, in words."""
+    count, best = len(result.history), result.best_epoch + 1
+    if job.train.solver != "steps":
+        text = "none: fitted at once"
+    else:
+        text = str(count) if best == count else f"{count}; the weights are those of epoch {best}"
+    # A result has its first member's history.
+    return f"{text} (member 1)" if is_ensemble else text
 
 
 def _data(job: TrainJob, pinned: Pinned) -> report.Facts:
@@ -161,7 +172,11 @@ def judged(job: TrainJob, pinned: Pinned, unseen: Unseen, looks: int = 0) -> Jud
 def _sample(pinned: Pinned, unseen: Unseen) -> str:
     """Of how many images the numbers are, if not of all."""
     judged, images = len(unseen.labels_N), pinned.counts[unseen.split]
-    return f"Of {judged:,} of its {images:,} images, drawn evenly. " if judged < images else ""
+    text = f"Of {judged:,} of its {images:,} images, drawn evenly. " if judged < images else ""
+    broken = 0 if unseen.samples_N is None else replaced(unseen.samples_N)
+    if broken:
+        text += f"{broken:,} of them cannot be read: others stand for them, and count twice. "
+    return text
 
 
 def _caution(job: TrainJob, pinned: Pinned, unseen: Unseen, looks: int) -> str:

@@ -192,6 +192,8 @@ def patience(wait: int, min_delta: float = 0.0) -> Rule:
             shown = "it was never a number"
         else:
             shown = f"best {best:.4g} in {p.unit} {best_step + 1}"
+            if p.unit == "trial":  # trial-002 is another one
+                shown += " of those that ended"
         return f"no improvement of {p.metric} for {_count(waited, p.unit)} ({shown})"
 
     return rule

@@ -123,13 +123,13 @@ def reference(
         split = feed.test
     is_inherited = learned.decides(pinned, split, inherited_N2)
     predicted, labels_N, samples_N = _predicted(job, model, pinned, split, ALL)
-    tested, tested_labels_N = predicted, labels_N
+    tested, tested_labels_N, tested_N = predicted, labels_N, samples_N
     if split != feed.test and can_test:
-        tested, tested_labels_N, _ = _predicted(job, model, pinned, feed.test, BELONGING)
+        tested, tested_labels_N, tested_N = _predicted(job, model, pinned, feed.test, BELONGING)
     has_tested = can_test and (tested is not predicted or split == feed.test)
     if has_tested:
         # The images are predicted anyway.
-        _store_test(job, folder, pinned, tested, tested_labels_N)
+        _store_test(job, folder, pinned, tested, tested_labels_N, tested_N)
     judged_split = feed.test if has_tested else split
 
     def outcomes_of(said: Reference) -> Outcomes | None:
@@ -214,8 +214,9 @@ def test(planned: trainer.Plan, result: TrainResult) -> dict[str, float]:
         return {}
     if not stored.exists():
         model = trainer.assemble(job, result)
-        predicted, labels_N = predict_split(job, model, pinned, job.feed.test)
-        _store_test(job, planned.folder, pinned, predicted, labels_N)
+        seen = trainer.seen_by(model, job)
+        predicted, labels_N, samples_N = _predicted(seen, model, pinned, job.feed.test)
+        _store_test(job, planned.folder, pinned, predicted, labels_N, samples_N)
     return metrics_of(json.loads(stored.read_text()))
 
 
@@ -225,7 +226,12 @@ def _can_test(job: TrainJob, pinned: Pinned) -> bool:
 
 
 def _store_test(
-    job: TrainJob, folder: Path, pinned: Pinned, predicted: Reference, labels_N: np.ndarray
+    job: TrainJob,
+    folder: Path,
+    pinned: Pinned,
+    predicted: Reference,
+    labels_N: np.ndarray,
+    samples_N: np.ndarray,
 ) -> None:
     # A copy: labels in Ray's object store are read-only.
     labels = torch.tensor(labels_N)
@@ -235,7 +241,18 @@ def _store_test(
     renamed = {name.replace("val_", "test_"): value for name, value in metrics.items()}
     if len(labels) < pinned.counts[job.feed.test]:
         renamed["test_images"] = len(labels)  # a sample
+    broken = replaced(samples_N)
+    if broken:
+        renamed["test_broken"] = broken
     write_atomic(folder / TEST, to_json(renamed))
+
+
+def replaced(samples_N: np.ndarray) -> int:
+    """How many images could not be read: others of these samples stand for them, and count twice.
+
+    samples_N: as the feed gives them.
+    """
+    return len(samples_N) - len(np.unique(samples_N))
 
 
 def predict_split(

@@ -32,10 +32,11 @@ SHOWN = 8  # slices on a terminal; the report has all
 
 @dataclass(frozen=True, repr=False)
 class Evaluated(Result):
-    """An evaluation, and its report."""
+    """An evaluation, and its report. caution: why its numbers may be too good; "": nothing."""
 
     done: Evaluation
     page: Path
+    caution: str = ""
 
     def facts(self) -> Facts:
         done = self.done
@@ -49,6 +50,8 @@ class Evaluated(Result):
         }
         if done.skipped:
             facts["not judged"] = done.skipped
+        if self.caution:
+            facts["caution"] = self.caution
         return facts | {"report": str(self.page)}
 
     def summary(self) -> Facts:
@@ -59,6 +62,7 @@ class Evaluated(Result):
             **prepared_from(done.table),
             "images": done.quality.images,
             "skipped": done.skipped,
+            "caution": self.caution or None,
             "metrics": done.quality.metrics,
             "interval": [done.sliced.low, done.sliced.high],
             "slices": [asdict(part) for part in done.sliced.slices],
@@ -112,7 +116,9 @@ def evaluate(job: Job, show: Show) -> Evaluated:
         columns = columns_of(cfg.table, model.package)
         table = ImageTable.open(cfg.table.model_copy(update={"columns": columns}))
         version, where = table.pin(cfg.table.version), cfg.table.where
-    _warn_of_training_images(table, version, where, model.package, show)
+    caution = _of_training_images(table, version, where, model.package)
+    if caution:
+        show.say(caution)
 
     # The same evaluation has the same name: its page is written again, its run logged once. How
     # the model and the table are called does not count; which rows are read, and as what, does.
@@ -127,9 +133,9 @@ def evaluate(job: Job, show: Show) -> Evaluated:
             model.package, name, table, version, where, cfg, job.run.seed, tick
         )
     page = job.run.path / "reports" / f"evaluation-{named}.html"
-    evaluation_page.write(done, named, page)
+    evaluation_page.write(done, named, page, caution)
     _log(store, named, done, page)
-    return Evaluated(done, page)
+    return Evaluated(done, page, caution)
 
 
 def _calibration_error(done: Evaluation) -> float | None:
@@ -168,32 +174,33 @@ def columns_of(source: TableConfig, package: Package) -> Columns:
     return Columns.model_validate(own) if own else source.columns
 
 
-def _warn_of_training_images(
+def _of_training_images(
     table: ImageTable,
     version: TableVersion,
     where: Mapping[str, Any],
     package: Package,
-    show: Show,
-) -> None:
-    """Say so if images of the model's own training may be judged: the metrics would be too good."""
+) -> str:
+    """What is to be said if images of the model's own training may be judged: the metrics are too
+    good then. "": nothing."""
     trained_on = package.info.get("table", {})
     prepared_from = trained_on.get("prepared_from", "").rpartition("@v")[0]
     # A prepared table and its source have the same images.
     if not {trained_on.get("uri"), prepared_from} & {*version.uris}:
-        return
+        return ""
     column = table.columns.split
     names = {field.name for field in table.at(version).schema().fields}
     if column not in names:
-        return
+        return ""
     # Without a condition on the split, all of its values are judged.
     judged = where.get(column)
     values = [judged] if isinstance(judged, str) else judged
     trained = parts(package.info["config"]["feed"]["train"], values or ())
     if values is None or set(values) & set(trained):
-        show.say(
+        return (
             "The model was trained on images of this table, and they are evaluated too: "
             f"evaluate.table.where={{{column}: test}} leaves them out"
         )
+    return ""
 
 
 def _log(store: Store, key: str, done: Evaluation, page: Path) -> None:

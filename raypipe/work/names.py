@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -27,8 +28,10 @@ def _is_of_another_table(folder: Path, uri: str) -> bool:
     """Does the folder hold trainings or searches, and none of them on the table at `uri`?"""
     tables = set()
     for config in sorted(folder.glob("*/*/config.yaml")):
-        saved = yaml.safe_load(config.read_text(encoding="utf-8"))
-        tables.add(_absolute(saved["table"]["uri"]))
+        # A damaged file, or one of somebody else's, says nothing of a table.
+        with suppress(OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+            saved = yaml.safe_load(config.read_text(encoding="utf-8"))
+            tables.add(_absolute(saved["table"]["uri"]))
     return bool(tables) and _absolute(uri) not in tables
 
 

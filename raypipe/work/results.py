@@ -6,6 +6,7 @@ In a notebook a result is shown as its tables and facts, with a link to its repo
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -125,14 +126,16 @@ class Registered:
     champion: ModelVersion
     mlflow_uri: str
 
-    def facts(self, metrics: Mapping[str, float]) -> Facts:
+    def facts(self, metrics: Mapping[str, float], config: Path) -> Facts:
+        """config: a file that names the store, for the command that promotes this version."""
         # Metrics of cost are told apart; a refit has no validation metrics at all.
         judged = {k: v for k, v in metrics.items() if k.startswith("val_")}
         # Only the first model becomes champion by itself.
         if self.model.version == self.champion.version:
             named = f"{self.model} (champion)"
         else:
-            way = f"raypipe promote --version {self.model.version} changes that"
+            file = shlex.quote(str(config))
+            way = f"raypipe promote {file} --version {self.model.version} changes that"
             stays = f"champion stays {self.champion}; {way}"
             named = f"{self.model}; {stays}"
         facts: Facts = {"validation": judged} if judged else {}
@@ -170,7 +173,8 @@ class Trained(Result):
 
     def facts(self) -> Facts:
         result, train = self.result, self.job.train
-        facts = self.registered.facts(result.metrics)
+        config = self.job.folder(result.key) / "config.yaml"
+        facts = self.registered.facts(result.metrics, config)
         if self.test:
             facts["test"] = self.test
         facts |= prepared_from(result.version, "prepared from")
@@ -270,7 +274,7 @@ class Searched(Result):
 
     def facts(self) -> Facts:
         result = self.result
-        facts = self.registered.facts(result.best.metrics)
+        facts = self.registered.facts(result.best.metrics, self.best_config)
         if self.test:
             facts["test"] = self.test
         if result.stopped:
@@ -285,7 +289,7 @@ class Searched(Result):
         whole = f"of the {result.full_epochs} that all trials would take to their ends"
         facts["epochs"] = f"{result.epochs} {whole}"
         facts |= search_page.ranking(result)
-        again = f"raypipe train {self.best_config}"
+        again = f"raypipe train {shlex.quote(str(self.best_config))}"
         if result.members:
             again += " (one trial alone: a mean of several is not trained)"
         facts |= _nodes(self.used) | self.spent.facts() | self.ledger.facts()

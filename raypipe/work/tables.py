@@ -45,7 +45,7 @@ def leaderboard(
     costs = _cost_columns(standings, usd_per_device_s)
     rows: list[list[Any]] = []
     for i, s in enumerate(shown, 1):
-        row: list[Any] = [i, _number(s.best)]
+        row: list[Any] = [i, s.name, _number(s.best)]
         if even is not None:
             row.append(_number(s.compared[1]) if s.compared else None)
         row += [s.epochs, s.state, *_cost_of(s, costs, usd_per_device_s)]
@@ -57,7 +57,7 @@ def leaderboard(
     more = f", best {top} of {len(standings)}" if len(standings) > top else ""
     after = [] if even is None else [f"after {even}"]
     names = ["values"] if in_one_column else list(short.values())
-    columns = ["#", metric, *after, "epochs", "", *costs, *names]
+    columns = ["#", "trial", metric, *after, "epochs", "", *costs, *names]
     return Table(f"Leaderboard{more}", columns, rows)
 
 

@@ -141,6 +141,21 @@ def _tell_overlap(pinned: Pinned, job: Job, show: Show) -> None:
                 f"feed.{name}={split} has images that are trained on (feed.train={feed.train}): "
                 f"{means}"
             )
+    for name in ("val", "test"):
+        split = getattr(feed, name)
+        missing = pinned.unlearned(feed.train, split)
+        if missing:
+            show.say(
+                f"{len(missing)} of {len(pinned.classes)} classes have no training images, as "
+                f"{next(iter(missing))!r}: no model learns them, and {sum(missing.values()):,} "
+                f"labels in feed.{name}={split} are of them"
+            )
+    if not pinned.counts[feed.test] and job.search.refit is None:
+        # A slip, where it names none of the table's splits.
+        show.say(
+            f"The table has no labelled images in feed.test={feed.test} (its splits are "
+            f"{', '.join(sorted(pinned.splits))}): the model is not tested"
+        )
     if pinned.common(feed.val, feed.test):
         show.say(
             f"feed.test={feed.test} has images that choose the epoch (feed.val={feed.val}): "
@@ -171,7 +186,6 @@ def tune(job: Job, show: Show) -> Searched:
 
 
 def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
-    began = time.monotonic()
     ledger = Ledger(job.search.budget_s, show.began)
     refuse(job.training, "A search")
     with ledger.reading():
@@ -194,7 +208,8 @@ def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
     timings = ({}, None) if ledger.budget_s is not None else variants.of_result(result)
     parts = outcome.blocks(result, *timings)
     page = search_page.write(result, version, store, test, a_second, parts)
-    seconds, device_s = time.monotonic() - began, result.device_s
+    # From the start of the process, as a budget counts.
+    seconds, device_s = ledger.spent_s, result.device_s
     spent = Spent(seconds, device_s, price, result.spared.share, result.spared.device_s)
     tracking.log_once(store, result.best.key, spent.logged())
     best = best_config(result)

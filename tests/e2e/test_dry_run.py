@@ -116,6 +116,19 @@ def test_tune_says_how_many_epochs_its_scheduler_leaves(cli: Cli, config: Path) 
     assert "trials" in names and "Tune" in names
 
 
+def test_tune_says_what_of_a_budget_it_does_not_estimate(cli: Cli, config: Path) -> None:
+    """It took "at most 29 s", without a word about the first answer; and trials that all fine-tune
+    were those of a frozen backbone, which the job had."""
+    space = {"model.mode": "choice(finetune)", "train.epochs": "choice(1, 3)"}
+    given = ["model.side_px=32", "search.first_answer=true", "search.ensemble=3"]
+    given += [f"search.space.{name}={text}" for name, text in space.items()]
+    code, out, err = cli("tune", config, *given, "search.samples=2", "--dry-run", "--json")
+    assert code == 0, err
+    said = json.loads(out)
+    assert "the first answer" in said["not_estimated"] and "ensemble" in said["not_estimated"]
+    assert said["plan"]["model"] == "efficientnet_lite0, finetune, 32 px"
+
+
 def test_tune_says_which_models_its_limits_bar(cli: Cli, config: Path) -> None:
     space = "search.space={model.name: 'choice(small_cnn, efficientnet_lite0)'}"
     given = [*MODEL, "model.side_px=32", "train.epochs=1", "search.samples=4", space]

@@ -180,3 +180,16 @@ def test_a_split_of_numbers_is_compared_as_numbers(tmp_path: Path) -> None:
     cfg = config(uri).model_copy(update={"where": {"split": ["01", "2.0"]}})
     pinned = pin(cfg, FeedConfig(train="1", val="2", test="3"))
     assert [len(locate(pinned, name, FEED)) for name in "123"] == [5, 5, 0]
+
+
+def test_a_class_without_training_images_is_named(tmp_path: Path) -> None:
+    """Of 2,000 classes with an image each, a model knew none of those it was judged by."""
+    labels = ["a", "b", "c", "a"] + ["a", "b", "b", "a"] * 4
+    pinned = pin(config(made(tmp_path / "one", label=labels)), FEED)
+    assert pinned.unlearned("train", "val") == {"c": 1}
+    assert pinned.unlearned("train", "train") == {}
+    several = ["a", "b", "b|c", "c|d"] + ["a", "b", "b", "a|c"] * 4
+    pinned = pin(config(made(tmp_path / "several", label=several)), FEED, kind="multi_label")
+    assert pinned.unlearned("train", "val") == {"c": 6, "d": 1}
+    numbers = pin(config(made(tmp_path / "n", label=[0.5] * 20)), FEED, kind="regression")
+    assert numbers.unlearned("train", "val") == {}

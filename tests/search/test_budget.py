@@ -5,10 +5,12 @@ Starts no Ray cluster.
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 from raypipe.config import load, validate
 from raypipe.config import replace as changed
 from raypipe.errors import ConfigError, RaypipeError
+from raypipe.files import LOCK
 from raypipe.job import Job
 from raypipe.models.zoo import ModelConfig
 from raypipe.search import budget
@@ -212,6 +215,8 @@ def test_what_cannot_look_at_a_clock_is_interrupted() -> None:
             threading.Event().wait(5)
         except Exception as e:  # as a store does that cannot be opened
             raise ValueError("something else") from e
+    with interrupted(1e18, lambda: OutOfTime("too long")):
+        pass  # the system's timer refuses such a number
     with interrupted(0.05, lambda: OutOfTime("too long")):
         pass
     time.sleep(0.1)  # the timer is gone
@@ -379,3 +384,19 @@ def test_a_search_without_a_budget_has_the_key_of_an_older_raypipe() -> None:
     asked = plain.model_copy(update={"refit": {"train.epochs": 3}})
     assert _in_key(asked) == _in_key(plain)
     assert _in_key(plain.model_copy(update={"budget_s": 60.0})) != _in_key(plain)
+
+
+def test_a_budget_that_waited_for_another_process_says_so(tmp_path: Path) -> None:
+    """It said that no trial had finished an epoch, and to take a longer budget: another search."""
+    folder = tmp_path / "search"
+    folder.mkdir()
+    late, says = Ledger(2.4), "Another process works on the same search"
+    with (folder / LOCK).open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(TooShort, match=says) as told, late.reading(), late.owned(folder):
+            pass
+    assert str(folder) in str(told.value) and "Run the same command again" in str(told.value)
+    free = Ledger(2.4)
+    with free.reading(), free.owned(folder):
+        assert free.waits_for is None and not free.phases
+    assert "a trial had finished an epoch" in str(free.too_short())

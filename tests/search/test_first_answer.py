@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from raypipe.feed import features as feeding
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.models.heads import KernelHead
-from raypipe.search import first_answer, page, variants
+from raypipe.search import first_answer, opening, page, variants
 from raypipe.search.first_answer import FirstAnswer
 from raypipe.search.leaderboard import FIRST, SearchResult
 from raypipe.search.limits import Variant
+from raypipe.search.trials.standing import Reached
 from raypipe.train import checkpoint, trainer, worker
 from raypipe.train.stopping import FITTED
 
@@ -234,3 +236,33 @@ def test_a_head_that_fails_costs_only_itself(
     assert sorted(by_name) == [f"{FIRST}-{i}" for i in (2, 3)]
     assert by_name[f"{FIRST}-2"].checkpoint is None and np.isnan(by_name[f"{FIRST}-2"].metric)
     assert by_name[f"{FIRST}-3"].checkpoint and np.isfinite(by_name[f"{FIRST}-3"].metric)
+
+
+def test_what_a_first_answer_took_before_a_kill_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page said that the best was reached after 1 s: heads that are read again take no time."""
+    clock = [0.0]
+    heads = [SimpleNamespace(jobs={"a": 1}, without=lambda barred: heads[0])]
+    monkeypatch.setattr(first_answer, "_of_readings", lambda job, pinned: heads)
+    monkeypatch.setattr(first_answer, "_chosen", lambda *given: (heads, None))
+
+    def make(*trials: tuple[str, float, float]) -> FirstAnswer:
+        def fit(one: Any, pinned: Any, folder: Path, found: Any, told: Any, most_s: Any) -> None:
+            for name, took_s, metric in trials:
+                clock[0] += took_s
+                told(SimpleNamespace(name=name, metric=metric))
+
+        monkeypatch.setattr(first_answer, "_read_and_fit", fit)
+        return first_answer.make(None, None, tmp_path, clock=lambda: clock[0])  # type: ignore[arg-type]
+
+    one, two = f"{FIRST}-1", f"{FIRST}-2"
+    killed = make((one, 40.0, 0.8))
+    assert [(at.by, at.seconds) for at in killed.reached] == [(one, 40)]
+    again = make((one, 1.0, 0.8), (two, 5.0, 0.9))
+    assert [(at.by, at.seconds) for at in again.reached] == [(one, 40), (two, 46)]
+    assert again.seconds == 46
+    # Trials have made it better since, and the search is killed once more.
+    opening.write_reached(tmp_path, again, [Reached(9, 0.95, "trial-001", 3)], 20, "max")
+    last = make((one, 1.0, 0.8), (two, 1.0, 0.9))
+    assert [(at.by, at.seconds) for at in last.reached] == [(one, 40), (two, 46)]

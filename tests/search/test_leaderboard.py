@@ -11,13 +11,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from raypipe.search import leaderboard
+from raypipe.search import leaderboard, page
 from raypipe.search.leaderboard import Trial, ahead, compared, ranked, trial_of
 from raypipe.search.trials import trial_checkpoints
 from raypipe.train import checkpoint
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel.snapshot import Piece, Snapshot
 from raypipe.train.settings import TrainConfig
+from raypipe.train.stopping import FITTED
 from raypipe.work import tables
 
 NAN = float("nan")
@@ -212,3 +213,39 @@ def test_the_columns_of_cost_are_those_that_say_something() -> None:
     # An older result knows neither.
     old = leaderboard.standings([curve("a", 0.5)], "val_accuracy", "max")
     assert not {"s", "device s", "$"} & set(tables.leaderboard("val_accuracy", old).columns)
+
+
+def test_a_trial_that_drew_its_epochs_is_compared_with_these(tmp_path: Path) -> None:
+    """It was shown as stopped early, and as epochs saved, though it had trained to its end."""
+    found = kept(tmp_path / "trials", "a", (0.6, 0.5, 1.0), (0.7, 0.4, 1.0))
+    found.config = {"train.epochs": 2}
+    of_job = TrainConfig(epochs=10)
+    whole = trial_of(found, "val_accuracy", "max", of_job, tmp_path / "trials")
+    assert not whole.stopped_early and whole.whole(10) == 2
+    found.config = {"train.epochs": 8}
+    early = trial_of(found, "val_accuracy", "max", of_job, tmp_path / "trials")
+    assert early.stopped_early
+    assert leaderboard.spared([whole, early], 10, 2 + 8).share == 6 / 10
+
+
+def test_how_a_trial_ended_is_said_of_each_by_its_name() -> None:
+    """One that its own rule ended "ran to the end", and "trial 1" of the page was no trial-001."""
+    names = ("trial-007-a", "trial-001-b", "trial-002-c", f"{leaderboard.FIRST}-1", "trial-003-d")
+    whole, own, early, head, lost = (curve(name, 0.9, 0.8) for name in names)
+    trials = [
+        whole,
+        replace(own, stopped="no improvement of val_loss for 3 epochs"),
+        replace(early, stopped_early=True),
+        replace(head, stopped=FITTED),
+        replace(lost, checkpoint=None, metric=NAN),
+    ]
+    standings = leaderboard.standings(trials, "val_accuracy", "max")
+    assert [one.state for one in standings] == ["full", "stopped", "stopped", "fitted", "failed"]
+    assert [row[1] for row in tables.leaderboard("val_accuracy", standings).rows] == list(names)
+    result = SimpleNamespace(
+        trials=trials, metric="val_accuracy", mode="max", epochs=8, full_epochs=8
+    )
+    rows = page.section(result).rows  # type: ignore[arg-type]
+    assert [row.trial for row in rows] == list(names)
+    assert [row.stopped_early for row in rows] == [False, True, True, False, False]
+    assert [row.fitted for row in rows] == [False, False, False, True, False]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from raypipe.config import replace
+from raypipe.errors import DataError
 from raypipe.job import Job
 from raypipe.train import checkpoint
 from tests.searching import search
@@ -40,3 +41,16 @@ def test_a_search_is_the_same_in_a_folder_that_was_moved(
     again = search(job)
     assert [(t.name, t.metric) for t in again.trials] == [(t.name, t.metric) for t in before.trials]
     assert checkpoint.verify(Path(str(again.trials[0].checkpoint))) is None
+
+    # One bit of its weights: nothing altered is loaded, and the way out is one.
+    best = Path(str(again.trials[0].checkpoint))
+    weights = next(best.glob("weights-*"))
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(DataError, match=r"weights of its model are damaged.*Remove .*result\.json"):
+        search(job)
+    (after.folder / "result.json").unlink()
+    other = search(job)
+    assert other.best.checkpoint != str(best)
+    assert checkpoint.verify(Path(other.best.checkpoint)) is None

@@ -88,6 +88,7 @@ def test_a_search_without_records_has_no_sections() -> None:
     """Of an older version; and of trials whose time is not known."""
     assert outcome.blocks(result(), {}) == ()
     (only,) = outcome.blocks(result(Reached(0.0, 0.5, "the first minute")), {})
+    assert "; the first answer and the trials took 3 min 20 s." in only.text
     assert only.tables[0].rows[0][-1] == "the first minute"
 
 
@@ -96,6 +97,9 @@ def test_charts_of_one_point_and_of_far_ones_are_drawn() -> None:
     assert report.front([(1, float("nan"))], [0]) is None
     alone = report.so_far([(0.0, 0.5)], 0.0)
     assert alone is not None and alone.marks == ((0.0, alone.marks[0][1], "1"),)
+    whole = report.so_far([(0.0, 1.0)], 10, True)
+    assert whole is not None
+    assert [label for _, label in whole.y_ticks] == ["95 %", "100 %"], "and not 110 %"
     # A trial at 0 would press a line between 0.80 and 0.82 flat.
     drawn = report.front([(1, 0.80), (2, 0.82), (1.5, 0.0)], [0, 1])
     assert drawn is not None and drawn.note == "Far from the line, and not drawn: 1."

@@ -293,6 +293,37 @@ def test_what_the_job_refuses_is_said_before_the_search(searches: Searches, tmp_
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("feed.val", "test"),
+        ("feed.test", "val"),
+        ("model.task", "regression"),
+        ("train.result", "best"),
+        ("table.uri", "elsewhere"),
+        ("run.dir", "elsewhere"),
+        ("registry.model", "another"),
+    ],
+)
+def test_a_refit_changes_no_table_no_folder_and_no_judge(name: str, value: str) -> None:
+    """Test images validated each epoch of a refit with feed.val=test, and nothing said so."""
+    job = {"table": {"uri": "unused"}, "feed": {"test": "test"}}
+    with pytest.raises(ConfigError, match=rf"search\.refit cannot change {name}.*Leave it out"):
+        check(validate(Job, {**job, "search": {"refit": {name: value}}}))
+    same = {"feed.val": "val", "feed.test": "test", "train.result": "last"}
+    check(validate(Job, {**job, "search": {"refit": same}}))
+
+
+def test_a_refit_of_a_split_that_is_not_there_is_refused_before_the_search(
+    cells: TableConfig,
+) -> None:
+    """It was found out when all trials had been trained."""
+    tree = {"table": cells.model_dump(), "search": {"refit": {"feed.train": "train+vall"}}}
+    job = validate(Job, tree)
+    with pytest.raises(ConfigError, match=r"split 'vall'.*It has test, train, val"):
+        refit.check_splits(job.training, job.search, pin(job.table, job.feed))
+
+
+@pytest.mark.parametrize(
     ("model", "way_out"),
     [
         ({"calibrate": True}, r"model\.calibrate=false\. Or set search\.refit=null"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from raypipe.config import replace, validate
 from raypipe.errors import ConfigError
 from raypipe.job import Job
+from raypipe.search import tuner
 from raypipe.search.searchers import tune_searchers
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import parse
@@ -347,3 +348,44 @@ def test_a_slip_is_one_message(field: str, text: str, says: str) -> None:
 def test_a_slip_of_two_fields_is_one_message(texts: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         parse.parse(texts, JOB.training)
+
+
+def test_the_longest_trial_may_be_one_that_draws_its_epochs() -> None:
+    """A scheduler ends trials at this number: with the job's, those that drew more were cut."""
+    epochs = JOB.train.epochs
+
+    def most(**texts: str) -> int:
+        named = {name.replace("_", "."): text for name, text in texts.items()}
+        return parse.parse(named or {"train.lr": "uniform(0.1, 0.2)"}, JOB.training).most_epochs
+
+    assert most() == epochs
+    assert most(train_epochs=f"choice(2, {epochs + 7}, 4)") == epochs + 7
+    assert most(train_epochs="randint(1, 4)") == 3
+    assert most(train_epochs="choice(1, 2) if model.mode == 'finetune'") == epochs
+
+
+def test_a_slip_in_a_start_is_said() -> None:
+    """It was left out without a word, and the first trial was another one."""
+    job = JOB.training
+    with pytest.raises(
+        ConfigError, match=r"search\.start names an unknown field train\.lrr.*train"
+    ):
+        parse.check_start("search.start", {"train.lrr": 0.1}, job)
+    with pytest.raises(ConfigError, match=r"search\.starts\.1 has a value that train\.lr refuses"):
+        parse.check_start("search.starts.1", {"train.lr": "abc"}, job)
+    start = {"train.lr": 5.0, "train.epochs": 3, "model.dropout": 0.2}
+    parse.check_start("search.start", start, job)
+    texts = {"train.lr": "loguniform(1e-4, 1e-1)", "model.dropout": "choice(0.0, 0.2)"}
+    space = parse.parse(texts, job)
+    assert parse.left_out(start, space) == ["train.lr=5.0", "train.epochs=3"]
+    assert parse.left_out({"train.lr": 0.01}, space) == []
+
+
+def test_a_space_without_fields_is_no_search() -> None:
+    def asked(**search: Any) -> None:
+        job = validate(Job, {"table": {"uri": "unused"}, "search": {"space": {}, **search}})
+        tuner.check(job.training, job.search, None, {"CPU": 2.0})
+
+    with pytest.raises(ConfigError, match="all trials would be the same one"):
+        asked()
+    asked(samples=1)

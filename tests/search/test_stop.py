@@ -96,7 +96,8 @@ def test_the_best_stands_still() -> None:
     trial(seen, "f", 0.5)
     assert (
         Stop(seen).stop_all()
-        and seen.stopped == "no improvement of val_accuracy for 2 trials (best 0.95 in trial 4)"
+        and seen.stopped
+        == "no improvement of val_accuracy for 2 trials (best 0.95 in trial 4 of those that ended)"
     )
 
 
@@ -160,7 +161,9 @@ def test_what_was_spent_and_seen_goes_on_after_a_restore() -> None:
     assert 60 <= after.progress().seconds < 70 and not Stop(after).stop_all()
     trial(after, "c", 0.5)
     trial(after, "d", 0.5)
-    assert Stop(after).stop_all() and "for 3 trials (best 0.9 in trial 1)" in str(after.stopped)
+    assert Stop(
+        after
+    ).stop_all() and "for 3 trials (best 0.9 in trial 1 of those that ended)" in str(after.stopped)
     again = watch(seconds=100)
     again.set_state(after.get_state())
     assert (

@@ -144,13 +144,13 @@ def test_a_torn_state_is_put_aside_and_the_search_runs(searched: Searched) -> No
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_when_every_trial_fails_the_message_says_where_to_look(
+def test_when_every_trial_fails_of_one_thing_that_is_the_message(
     searches: Searches, tmp_path: Path
 ) -> None:
     job = searches(
         tmp_path, **{"search.space": {"train.strategy": "grid(zero3)"}, "search.samples": 1}
     )
-    with pytest.raises(RaypipeError, match=r"Every one of 1 trials failed or diverged.*error\.txt"):
+    with pytest.raises(RaypipeError, match="zero3 shards a model over several workers"):
         search(job)
     errors = [p.read_text() for p in tmp_path.rglob("error.txt")]
     assert errors and "zero3 shards a model over several workers" in errors[0]

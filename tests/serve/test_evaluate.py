@@ -138,10 +138,13 @@ def test_a_configuration_evaluates_its_own_test_split(cli: Cli, run: Path, tmp_p
     assert code == 0, err
     found = json.loads(out.splitlines()[-1])
     assert 5 <= found["images"] <= 20 and found["metrics"]["accuracy"] > 0.8
+    assert found["caution"] is None
     # Named as a table, images of the training are judged too, and that is said.
     code, out, err = cli("evaluate", config, run / "photos", "--json")
     assert code == 0 and "was trained on images of this table" in err
-    assert json.loads(out.splitlines()[-1])["images"] == 60
+    found = json.loads(out.splitlines()[-1])
+    assert found["images"] == 60 and "was trained on images of this table" in found["caution"]
+    assert "was trained on images of this table" in Path(found["report"]).read_text()
     for split, is_trained in (("train", True), ("test", False), ("[val, test]", False)):
         where = f"evaluate.table.where={{split: {split}}}"
         code, _, err = cli("evaluate", config, run / "photos", where, "--json")

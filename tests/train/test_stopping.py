@@ -123,7 +123,7 @@ def test_nan_never_improves() -> None:
         (
             stopping.patience(2),
             progress([0.9, 0.8, NAN], unit="trial"),
-            "no improvement of val_accuracy for 2 trials (best 0.9 in trial 1)",
+            "no improvement of val_accuracy for 2 trials (best 0.9 in trial 1 of those that ended)",
         ),
         (
             stopping.plateau(2, "median"),
@@ -271,7 +271,7 @@ def test_a_search_stops_when_its_best_stands_still_but_not_while_a_running_trial
     assert rule(progress(ended[:4], unit="trial")) is None
     assert rule(progress(ended, unit="trial", running=[0.91])) is None
     assert rule(progress(ended, unit="trial", running=[0.89])) == (
-        "no improvement of val_accuracy for 3 trials (best 0.9 in trial 2)"
+        "no improvement of val_accuracy for 3 trials (best 0.9 in trial 2 of those that ended)"
     )
     assert "reached the target" in str(
         of_search(SearchStoppingConfig(target=0.9))(progress([], running=[0.92]))

@@ -47,7 +47,7 @@ class Bohb(Suggested):
         folder: Path,
     ) -> None:
         super().__init__(job, cfg, trials, space, earlier, folder)
-        epochs = job.train.epochs
+        epochs = space.most_epochs
         budgets = rungs(epochs, min(cfg.grace, epochs), cfg.reduction)
         self._least = len(self._samplers()) + 3  # trials that a model needs
         self._drawn: dict[str, dict[str, Any]] = {}  # trial -> its codes

@@ -75,6 +75,35 @@ def parse(texts: Mapping[str, str], job: TrainJob) -> Space:
     return space
 
 
+def check_start(where: str, start: Mapping[str, Any], job: TrainJob) -> None:
+    """Raise ConfigError for a field that there is not, and for a value that it refuses.
+
+    where: search.start, or which of search.starts. Else a slip would be left out without a word.
+    """
+    known = field_names(TrainJob)
+    for name, value in start.items():
+        if name not in known:
+            raise ConfigError(f"{where} names an unknown field {name}", fix=nearest(name, known))
+        refused = _own_refusal(name, value, job)
+        if refused is not None:
+            raise ConfigError(
+                f"{where} has a value that {name} refuses",
+                got=value,
+                rule=refused.rule or str(refused),
+            )
+
+
+def left_out(start: Mapping[str, Any], space: Space) -> list[str]:
+    """What of a start no trial of this space can have, as NAME=VALUE."""
+    by_name = {field.name: field for field in space.fields}
+    found = []
+    for name, value in start.items():
+        branches = by_name[name].branches if name in by_name else ()
+        if all(branch.sampler.code(value) is None for branch in branches):
+            found.append(f"{name}={value}")
+    return found
+
+
 def _check_name(name: str) -> None:
     known = field_names(TrainJob)
     if name not in known:

@@ -196,6 +196,15 @@ class Space:
         return values
 
     @property
+    def most_epochs(self) -> int:
+        """Those of the longest trial: the job's, unless train.epochs is drawn."""
+        drawn = [field for field in self.fields if field.name == "train.epochs"]
+        ends = [int(end) for field in drawn for b in field.branches for end in b.sampler.ends]
+        if not drawn or drawn[0].branches[-1].condition is not None:
+            ends.append(self.job.train.epochs)
+        return max(ends)
+
+    @property
     def always(self) -> tuple[str, ...]:
         """The fields that every trial draws: their last branch has no condition."""
         always = [field for field in self.fields if field.branches[-1].condition is None]

@@ -20,7 +20,9 @@ class Standing:
     epochs: int
 
     state: str
-    """running, waiting, full (it ran all its epochs), stopped or failed."""
+    """running, waiting, full (it ran all its epochs), fitted (at once), stopped or failed.
+
+    While the search runs, full is also a trial that its own rule (train.stopping) ended."""
 
     compared: tuple[int, float] | None = None
     """(N, its best of the first N epochs), if trials ended after different numbers of epochs."""

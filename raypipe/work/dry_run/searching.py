@@ -61,7 +61,9 @@ def _search(
     # Tune starts no more trials than there are CPUs and GPUs for, whatever a search asks for.
     room = min(at.resources.get(kind, 0) / amount for kind, amount in resources.trial.items())
     at_once = max(1, min(resources.concurrent, total, int(room)))
-    epochs = _epochs(cfg, job.train.epochs, total)
+    # Trials may draw how many epochs they train.
+    whole = sum(int(changes.get("train.epochs", job.train.epochs)) for changes in planned)
+    epochs = min(_epochs(cfg, space.most_epochs, total), whole)
 
     # Trials of one backbone and resolution take about the same.
     kinds: dict[str, list[TrainJob]] = {}
@@ -100,11 +102,17 @@ def _search(
 
     # What people see.
     facts = data(pinned) | model_facts(job, pinned) | at.facts() | limited
-    facts["trials"] = f"{total}, {at_once} at a time, {cfg.searcher} and {cfg.scheduler}"
+    # A trial's own, where trials draw them.
+    models = [kind[0].model for kind in kinds.values()]
+    facts["model"] = "; ".join(f"{m.name}, {m.mode}, {m.pixels} px" for m in models)
+    if space.values("train.batch_size"):
+        facts["batch"] = "each trial draws its own"
+    many = f"{total}" if cfg.budget_s is None else f"as many as there is time for, {total} at most"
+    facts["trials"] = f"{many}, {at_once} at a time, {cfg.searcher} and {cfg.scheduler}"
     facts["searched"] = ", ".join(cfg.space or {})
-    facts["epochs"] = (
-        f"{epochs:,.0f} of {total * job.train.epochs:,}, as {cfg.scheduler} saves them"
-    )
+    facts["epochs"] = f"{epochs:,.0f} of {whole:,}, as {cfg.scheduler} saves them"
+    if cfg.budget_s is not None:
+        facts["epochs"] = f"{job.train.epochs} of a trial, unless {cfg.scheduler} ends it earlier"
     if cfg.stopping.epochs is not None:
         facts["epochs"] += f", at most {cfg.stopping.epochs:,} (search.stopping.epochs)"
     if len(kinds) > MOST_KINDS:
@@ -113,6 +121,10 @@ def _search(
     if "train.batch_size" in auto:
         facts["batch"] = f"{job.train.batch_size} assumed: train.batch_size=auto is not found yet"
     missing = [f"finding {name}" for name in auto]
+    if cfg.first_answer:
+        missing.append("the first answer, a minute at most")
+    if cfg.soup > 1 or cfg.ensemble > 1:
+        missing.append("the choice of a soup or an ensemble")
     if cfg.refit is not None:
         of = "the ensemble's members" if cfg.ensemble > 1 else "the best trial's settings"
         facts["refit"] = f"{of} once more: not estimated"

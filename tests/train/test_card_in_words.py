@@ -1,0 +1,40 @@
+"""What a model card says of how long a model was trained, and of what it was judged by."""
+
+# Starts no Ray cluster.
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from raypipe.train.described import _sample, epochs
+
+
+def told(count: int, best: int, solver: str = "steps", is_ensemble: bool = False) -> str:
+    job: Any = SimpleNamespace(train=SimpleNamespace(solver=solver))
+    result: Any = SimpleNamespace(history=({},) * count, best_epoch=best - 1)
+    return epochs(job, result, is_ensemble)
+
+
+def test_the_epoch_of_the_weights_is_named_where_it_is_not_the_last() -> None:
+    """A card said 20 epochs of weights that had learned for seven, and one epoch of a head."""
+    assert told(20, 20) == "20"
+    assert told(20, 7) == "20; the weights are those of epoch 7"
+    assert told(1, 1, "closed") == "none: fitted at once"
+    assert told(9, 9, is_ensemble=True) == "9 (member 1)"
+
+
+def test_images_that_others_stand_for_are_counted_on_the_card() -> None:
+    """Half of the test images were broken, and the card said "Images: 24"."""
+
+    def said(samples: list[int]) -> str:
+        pinned: Any = SimpleNamespace(counts={"test": 6})
+        unseen: Any = SimpleNamespace(
+            labels_N=np.zeros(len(samples)), split="test", samples_N=np.array(samples)
+        )
+        return _sample(pinned, unseen)
+
+    assert said([0, 1, 2, 3, 4, 5]) == ""
+    assert said([0, 1, 1, 3, 3, 3]).startswith("3 of them cannot be read")
+    assert said([0, 1, 1]).startswith("Of 3 of its 6 images, drawn evenly. 1 of them cannot")
