@@ -104,8 +104,10 @@ def make(
     def noted(trial: Trial) -> None:
         found.seconds = before_s + clock() - began
         now = Reached(found.seconds, trial.metric, trial.name)
-        found.reached.append(earlier.get(trial.name, now))
-        write_reached(folder, found.reached, found.seconds)
+        # What is no number has reached nothing.
+        if math.isfinite(trial.metric):
+            found.reached.append(earlier.get(trial.name, now))
+            write_reached(folder, found.reached, found.seconds)
         told(trial)
 
     allowed = [heads for heads in _of_readings(job, pinned) if heads.without(barred or {}).jobs]

@@ -445,7 +445,9 @@ def read_reached(folder: Path) -> tuple[tuple[Reached, ...], float]:
     if not file.exists():
         return (), 0.0
     kept = json.loads(file.read_text())
-    return tuple(Reached(**fields) for fields in kept["reached"]), float(kept["seconds"])
+    # JSON has no NaN: null stands for it, and has reached nothing.
+    reached = [Reached(**fields) for fields in kept["reached"] if fields["value"] is not None]
+    return tuple(reached), float(kept["seconds"])
 
 
 def _read_trial(fields: dict[str, Any], trials: Path) -> Trial:

@@ -266,6 +266,11 @@ def _changes(job: TrainJob, wanted: dict[str, Any]) -> dict[str, Any]:
     return splits(job) | wanted
 
 
+def learned(job: TrainJob, wanted: dict[str, Any]) -> str:
+    """The split, or splits, that a refit trains on. wanted: search.refit."""
+    return str(_changes(job, wanted)["feed.train"])
+
+
 def splits(job: TrainJob) -> dict[str, Any]:
     """The changes with which a job trains on validation images too, to its last epoch."""
     train, val = job.feed.train, job.feed.val

@@ -134,9 +134,9 @@ class SearchConfig(Section):
     It is chosen greedily among twice as many of the best trials, the best of each backbone, mode
     and resolution, and the heads of a first answer: by the metric or by the loss, whichever gains
     more on halves of validation that it was not chosen on. It is registered if it gains there by
-    the metric. One that was chosen by the loss has the lowest loss of all on the whole of
-    validation, and may be one standard error less accurate there than the luckiest trial. It takes
-    as long as its members together, and stays within search.limits.
+    the metric, and if it is better than each of them on all of validation by what it was chosen by.
+    One that was chosen by the loss may be one standard error less accurate there than the luckiest.
+    It takes as long as its members together, and stays within search.limits.
     """
 
     start: dict[str, Any] | None = None

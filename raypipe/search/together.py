@@ -282,19 +282,28 @@ def candidates(
     """The soup, if there is one, twice as many of the best trials as an ensemble has members, the
     best one of each backbone, mode and resolution, and the heads of the first answer.
 
-    Heads are few and cost nothing: their features are there. Hundreds of trials push them from the
-    best ones by luck. `search.keep` may have kept more: it does not change a result. average: the
-    soup's checkpoint. Its job is the best trial's.
+    Heads are few and soon asked: their features are there. Hundreds of trials push them from the
+    best ones by luck, so they come before those that are only the best of their kind. `search.keep`
+    may have kept more: it does not change a result. average: the soup's checkpoint. Its job is the
+    best trial's.
     """
-    found = []
+    best: list[Candidate] = []
+    heads: list[Candidate] = []
+    others: list[Candidate] = []
     if average is not None:
-        found.append(Candidate("soup", replace(job, trials[0].changes), average))
+        best.append(Candidate("soup", replace(job, trials[0].changes), average))
     kinds: set[str] = set()
     for place, trial in enumerate(trials):
         of_trial = replace(job, trial.changes)
         leads = data_key(of_trial) not in kinds
         kinds.add(data_key(of_trial))
-        joins = place < 2 * cfg.ensemble or leads or not trial.drawn
-        if trial.checkpoint is not None and joins:
-            found.append(Candidate(trial.name, of_trial, trial.checkpoint))
-    return found
+        if trial.checkpoint is None:
+            continue
+        one = Candidate(trial.name, of_trial, trial.checkpoint)
+        if place < 2 * cfg.ensemble:
+            best.append(one)
+        elif not trial.drawn:
+            heads.append(one)
+        elif leads:
+            others.append(one)
+    return best + heads + others

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace as with_
@@ -187,7 +188,10 @@ def nothing_usable(
     # As with images of which none can be read: no other rate would help.
     if said and len(said) == len(errors) and len({one.what for one in said}) == 1:
         return said[0]
-    why = f"{len(said)} of them: {one_line(said[0])}" if said else ""
+    why = ""
+    if said:
+        alike, times = Counter(one.what for one in said).most_common(1)[0]
+        why = f"{times} of them: {one_line(next(one for one in said if one.what == alike))}"
     return RaypipeError(
         f"Every one of {trials} trials failed or diverged",
         got=str(folder),

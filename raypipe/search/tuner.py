@@ -316,7 +316,10 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
         # Its first member's job; a soup is of the best trial's.
         best = next((trial for trial in trials if trial.name == ensemble.members[0]), best)
     model = ensemble or average
-    _require_whole(folder, str(best.checkpoint), *([model.checkpoint] if model else []))
+    registered = str(best.checkpoint) if model is None else model.checkpoint
+    _require_whole(folder, registered)
+    # Beside a mean of several, the best trial's is asked for its state alone.
+    _require_whole(folder, str(best.checkpoint), hashes=False)
     trained = leaderboard.training_result(key, pinned.version, pinned.classes, best)
     if model is not None:
         trained = with_(trained, metrics=model.metrics, checkpoint=model.checkpoint)
@@ -346,18 +349,17 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
     )
 
 
-def _require_whole(folder: Path, *checkpoints: str) -> None:
-    """Raise DataError if one of these is not what was written."""
-    for path in checkpoints:
-        problem = checkpoint.verify(Path(path))
-        if problem is not None:
-            raise DataError(
-                "The search has ended, and the weights of its model are damaged",
-                got=f"{path}: {problem}",
-                rule="Nothing altered is loaded",
-                fix=f"Remove {folder / 'result.json'}, and run the same command again: it chooses "
-                "among the trials whose weights are whole, and trains none of them again",
-            )
+def _require_whole(folder: Path, path: str, hashes: bool = True) -> None:
+    """Raise DataError if a checkpoint is not what was written."""
+    problem = checkpoint.verify(Path(path), hashes)
+    if problem is not None:
+        raise DataError(
+            "The search has ended, and the weights of its model are damaged",
+            got=f"{path}: {problem}",
+            rule="Nothing altered is loaded",
+            fix=f"Remove {folder / 'result.json'}, and run the same command again: it chooses "
+            "among the trials whose weights are whole (search.keep says how many are kept)",
+        )
 
 
 def _models(job: TrainJob, trials: Sequence[Trial]) -> dict[str, ModelConfig]:

@@ -16,7 +16,7 @@ from raypipe.cluster import usage
 from raypipe.cluster.connect import connect, nodes
 from raypipe.config import replace, save
 from raypipe.costs.spent import Price, Spent
-from raypipe.feed.dataset import Pinned, pin
+from raypipe.feed.dataset import FeedConfig, Pinned, pin
 from raypipe.job import Job
 from raypipe.monitor.monitor import Monitor
 from raypipe.registry import promote, tracking
@@ -110,7 +110,7 @@ def _train(job: Job, show: Show, monitors: Sequence[Monitor]) -> Trained:
     job = replace(job, {"train.workers": join(job.training).train.workers})
     # A wrong address must not cost a training.
     store = tracking.open_store(job.run, job.registry, job.artifacts)
-    _tell_overlap(pinned, job, show)
+    _tell_overlap(pinned, job.feed, show)
     show.say(f"Training {job.model.name} ({job.model.mode}) with {_workers(job)}")
     with show.training(job.train.epochs, job.train.stopping.metric) as told:
         planned = trainer.plan(job.training, pinned)
@@ -127,10 +127,12 @@ def _train(job: Job, show: Show, monitors: Sequence[Monitor]) -> Trained:
     return Trained(planned.job, result, registered, spent, test, used)
 
 
-def _tell_overlap(pinned: Pinned, job: Job, show: Show) -> None:
+def _tell_overlap(pinned: Pinned, feed: FeedConfig, show: Show, refits: str | None = None) -> None:
     """Say so if images are trained on, or chosen by, and judged on: their metrics would look too
-    good."""
-    feed = job.feed
+    good. And if what is judged was not learned, or if nothing is.
+
+    refits: what a refit trains on, which is the model then.
+    """
     for name in ("val", "test"):
         split = getattr(feed, name)
         if pinned.common(feed.train, split):
@@ -143,14 +145,14 @@ def _tell_overlap(pinned: Pinned, job: Job, show: Show) -> None:
             )
     for name in ("val", "test"):
         split = getattr(feed, name)
-        missing = pinned.unlearned(feed.train, split)
+        missing = pinned.unlearned(refits or feed.train, split)
         if missing:
             show.say(
                 f"{len(missing)} of {len(pinned.classes)} classes have no training images, as "
                 f"{next(iter(missing))!r}: no model learns them, and {sum(missing.values()):,} "
                 f"labels in feed.{name}={split} are of them"
             )
-    if not pinned.counts[feed.test] and job.search.refit is None:
+    if not pinned.counts[feed.test] and refits is None:
         # A slip, where it names none of the table's splits.
         show.say(
             f"The table has no labelled images in feed.test={feed.test} (its splits are "
@@ -193,8 +195,9 @@ def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
         # Trials' processes import Tune's patches when they start.
         resources = connect(job.cluster, preload=tune_patches.PRELOAD)
     ledger.started()
-    _tell_overlap(pinned, job, show)
-    if job.search.refit is not None and not pinned.counts[job.feed.test]:
+    refits = None if job.search.refit is None else refit.learned(job.training, job.search.refit)
+    _tell_overlap(pinned, job.feed, show, refits)
+    if refits is not None and not pinned.counts[job.feed.test]:
         show.say(
             "The table has no test images. search.refit trains on validation images, too: "
             "nothing will say how good the model is (search.refit=null keeps them apart)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from raypipe.feed import features as feeding
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.models.heads import KernelHead
-from raypipe.search import first_answer, opening, page, variants
+from raypipe.search import first_answer, leaderboard, opening, page, variants
 from raypipe.search.first_answer import FirstAnswer
 from raypipe.search.leaderboard import FIRST, SearchResult
 from raypipe.search.limits import Variant
@@ -266,3 +267,10 @@ def test_what_a_first_answer_took_before_a_kill_counts(
     opening.write_reached(tmp_path, again, [Reached(9, 0.95, "trial-001", 3)], 20, "max")
     last = make((one, 1.0, 0.8), (two, 1.0, 0.9))
     assert [(at.by, at.seconds) for at in last.reached] == [(one, 40), (two, 46)]
+    # A head of NaN has reached nothing: its null ended each further command in a TypeError.
+    for _ in range(2):
+        odd = make((one, 1.0, math.nan), (two, 1.0, 0.9))
+        assert [at.by for at in odd.reached] == [two]
+    file = tmp_path / leaderboard.REACHED
+    file.write_text(file.read_text().replace("0.9", "null"))
+    assert leaderboard.read_reached(tmp_path)[0] == ()

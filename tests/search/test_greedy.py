@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from raypipe.models.tasks import Task
 from raypipe.search import greedy
 from raypipe.search.greedy import (
+    Aim,
+    Bar,
     Judge,
     Quality,
     _gain_on_others,
@@ -97,6 +101,22 @@ def test_the_aim_counts_that_gains_more_on_images_it_was_not_chosen_on() -> None
             losses = [ACCURACY(one, labels_N)[1] for one in scores]
             assert found.bar.aim is by_metric or found.quality[1] > max(losses)
     assert by_loss in aims
+
+
+def test_where_one_aim_does_not_pass_the_other_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores, labels_N = models(6, noise=1.0)
+    monkeypatch.setattr(greedy, "_gain_on_others", lambda models, aim, seed: 0.1 + (aim is by_loss))
+    assert choose(scores, labels_N, ACCURACY).bar.aim is by_loss  # type: ignore[union-attr]
+    real = greedy._bar
+
+    def strict(models: _Models, aim: Aim, seed: int) -> Bar:
+        bar = real(models, aim, seed)
+        return replace(bar, least=2.0) if aim is by_loss else bar
+
+    monkeypatch.setattr(greedy, "_bar", strict)
+    found = choose(scores, labels_N, ACCURACY)
+    assert found is not None and found.bar.aim is by_metric and found.gain == 0.1
+    assert len(found.members) > 1
 
 
 def test_of_many_images_a_part_chooses_and_all_say_what_it_is(

@@ -19,8 +19,8 @@ FOLDER = Path("search")
 def test_what_all_trials_fail_of_is_the_message() -> None:
     """Of a table of broken images it said to lower train.lr."""
     assert tune_run.nothing_usable(2, FOLDER, [BROKEN, BROKEN]) is BROKEN
-    mixed = str(tune_run.nothing_usable(3, FOLDER, [BROKEN, None, OTHER]))
-    assert "Every one of 3 trials" in mixed and "2 of them: None of the 72 images" in mixed
+    mixed = str(tune_run.nothing_usable(4, FOLDER, [OTHER, BROKEN, None, BROKEN]))
+    assert "Every one of 4 trials" in mixed and "2 of them: None of the 72 images" in mixed
     for nobody in ([], [None, None]):
         assert "lower train.lr" in str(tune_run.nothing_usable(2, FOLDER, nobody))
 

@@ -30,17 +30,17 @@ def test_what_the_splits_lack_is_said() -> None:
     pinned_unlearned: dict[str, int] = {}
     show: Any = SimpleNamespace(say=said.append)
 
-    def tell(test: str) -> None:
+    def tell(test: str, refits: str | None = None) -> None:
         job = validate(Job, {"table": {"uri": "unused"}, "feed": {"test": test}})
         counts = {"train": 6, "val": 3, "test": 3, "tset": 0}
         pinned: Any = SimpleNamespace(
             counts=counts,
             splits={"train", "val", "test"},
             common=lambda one, other: [],
-            unlearned=lambda train, split: pinned_unlearned,
+            unlearned=lambda train, split: {} if "val" in train else pinned_unlearned,
             classes=range(10),
         )
-        verbs._tell_overlap(pinned, job, show)
+        verbs._tell_overlap(pinned, job.feed, show, refits)
 
     tell("test")
     assert not said
@@ -48,6 +48,10 @@ def test_what_the_splits_lack_is_said() -> None:
     tell("test")
     assert said.pop(0).startswith("1 of 10 classes have no training images, as '8': no model")
     assert "3 labels in feed.test=test" in said.pop(0) and not said
+    # A refit learns the images of validation, too; of a table without tests it has its own words.
+    tell("test", "train+val")
+    tell("tset", "train+val")
+    assert not said
     pinned_unlearned.clear()
     tell("tset")
     assert said == [
