@@ -149,6 +149,21 @@ def test_a_stated_mix_and_a_stated_space_hold() -> None:
     assert search.space == {"train.lr": "choice(0.1, 0.2)"} and search.samples == 2
 
 
+def test_a_value_of_the_champions_that_is_not_drawn_is_told_by_its_own_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log said that search.start, which nobody had set, has a value that no trial has."""
+    space = {"train.lr": "choice(0.1, 0.2)", "model.dropout": "uniform(0.1, 0.5)"}
+    mine = job(watch={"retrain_space": space})
+    first = challenger(mine, CHAMPION, 9, ["old"])
+    wanted, search = searched(mine, first)
+    assert "champion's train.lr=0.002" in caplog.text and "watch.retrain_space" in caplog.text
+    assert "dropout" not in caplog.text and search.start == {"model.dropout": 0.3}
+    assert spaces.left_out(search.start, spaces.parse(space, wanted)) == []
+    with pytest.raises(ConfigError, match=r"watch\.retrain_space is wrong"):
+        job(watch={"retrain_space": {}})
+
+
 def test_a_mix_that_does_not_know_a_new_source_is_not_taken_over() -> None:
     champion = changed(feed__sampling="sources", feed__mix={"old": 3, "older": 1})
     assert challenger(job(), champion, 9, ["old", "older"]).feed.mix == {
