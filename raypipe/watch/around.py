@@ -64,7 +64,9 @@ def challenger(
             "train.anneal_s",
             *(refit or {}),
         )
-        changes |= {name: _value(job, name) for name in changed if name not in changes}
+        # A refit may repeat the job's table; the challenger's has a version, which stays.
+        there = {name for name in changed if {name, name.partition(".")[0]} & changes.keys()}
+        changes |= {name: _value(job, name) for name in changed if name not in there}
         if changes.get("model.side_px", "") is None:
             # null is the backbone's own resolution, which may be larger than the champion's.
             del changes["model.side_px"]

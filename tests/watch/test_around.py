@@ -80,17 +80,19 @@ def test_a_champion_that_was_trained_on_validation_rows_is_judged_on_them_no_mor
     )
     mine = job(
         train={"epochs": 4, "stopping": {"patience": 2, "plateau": 3}},
-        search={"refit": {"train.epochs": 40}},
+        search={"refit": {"train.epochs": 40, "table.version": None}},
         watch={"retrain_workers": 2},
     )
     first = challenger(mine, refitted, 9, ["old"])
     assert (first.feed.train, first.feed.val, first.train.result) == ("train", "val", "best")
     assert first.train.epochs == 4
     assert (first.train.stopping.patience, first.train.stopping.plateau) == (2, 3)
+    assert first.table.version == 9, "the refit names the job's, which is none"
     wanted, search = searched(mine, first)
     assert wanted.train.workers == 1 and search.refit == {
         "train.workers": 2,
         "train.epochs": 40,
+        "table.version": None,
     }
 
 
