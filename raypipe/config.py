@@ -221,6 +221,14 @@ def replace(cfg: S, changes: dict[str, Any]) -> S:
     return validate(type(cfg), tree)
 
 
+def changes_nothing(cfg: Section, changes: dict[str, Any]) -> bool:
+    """Has `cfg` these values already, in its dotted fields? "3" is 3, as where they are set."""
+    try:
+        return replace(cfg, changes).model_dump() == cfg.model_dump()
+    except ConfigError:
+        return False
+
+
 def field_names(kind: type[BaseModel], prefix: str = "") -> list[str]:
     """Every dotted name in `kind`: sections and single settings."""
     names: list[str] = []

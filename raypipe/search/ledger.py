@@ -223,11 +223,14 @@ class Ledger:
     @contextmanager
     def owned(self, folder: Path) -> Iterator[None]:
         """`files.owned`; the time until another process is done with it is a phase of its own."""
-        self.waits_for, before_s = folder, self.spent_s
+        self.waits_for, began = folder, self._clock()
         with owned(folder):
             self.waits_for = None
-            if self.spent_s - before_s > WAITED_S:
-                self.lap("waiting for another process")
+            waited_s = self._clock() - began
+            if waited_s > WAITED_S:
+                self.phase("waiting for another process").spent_s += waited_s
+                # What came before belongs to the phase that the next lap names.
+                self._lap += waited_s
             yield
 
     def too_short(self) -> TooShort:

@@ -14,7 +14,7 @@ from dataclasses import replace as with_
 from pathlib import Path
 from typing import Any
 
-from raypipe.config import replace
+from raypipe.config import changes_nothing, replace
 from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.models import finite
@@ -31,6 +31,7 @@ from raypipe.train.spark_place import refuse
 _JUDGES = ("patience", "target", "plateau")  # rules of train.stopping that ask validation
 _ENDS = (*_JUDGES, "seconds", "gpu_hours", "money")
 _OF_SEARCH = ("table", "run", "cluster", "registry")  # sections: the search is there already
+_ITS_OWN = ("run.seed",)  # of these sections: a training may begin from other numbers
 _FIXED = {
     "feed.val": "It trains on the search's validation images",
     "feed.test": "The search's test images are to judge its model",
@@ -64,18 +65,25 @@ def check(job: TrainJob, cfg: SearchConfig) -> None:
 
 def _require_own(wanted: dict[str, Any], job: TrainJob) -> None:
     """Raise ConfigError for what is not a refit's to change, unless it has that value anyway."""
-    given = {"feed.val": job.feed.val, "feed.test": job.feed.test, "model.task": job.model.task}
     for name, value in wanted.items():
-        if name in _FIXED and value == (given | {"train.result": "last"})[name]:
-            continue
         section = name.partition(".")[0]
-        if name in _FIXED or section in _OF_SEARCH:
+        is_fixed = name in _FIXED or (section in _OF_SEARCH and name not in _ITS_OWN)
+        if is_fixed and not _has(job, name, value):
             raise ConfigError(
                 f"search.refit cannot change {name}",
                 got=value,
                 rule=_FIXED.get(name, f"The model of a refit has the search's {section}"),
                 fix=f"Leave it out, or set {name} of the whole job",
             )
+
+
+def _has(job: TrainJob, name: str, value: Any) -> bool:
+    """Has every refit of the job this value anyway?"""
+    if name == "train.result":
+        return bool(value == "last")  # whatever the job's is
+    if name == "table.version" and value is None:
+        return True  # whichever was searched on
+    return changes_nothing(job, {name: value})
 
 
 def check_splits(job: TrainJob, cfg: SearchConfig, pinned: Pinned) -> None:
@@ -134,7 +142,8 @@ def job_of(job: TrainJob, wanted: dict[str, Any], result: SearchResult) -> Train
     changes.
     """
     _require_usable(result)
-    changes = {"table.version": result.best.version.version} | _changes(job, wanted)
+    # The version comes last: `wanted` may repeat the job's, where null is the newest one.
+    changes = _changes(job, wanted) | {"table.version": result.best.version.version}
     if result.job.model.mode == "finetune" and not _SHAPE & changes.keys():
         # A start_from of the user's own wins.
         changes = {"train.start_from": result.best.checkpoint} | changes

@@ -82,7 +82,8 @@ def make(
     # A checkpoint like any other; its state is the best trial's.
     state = checkpoint.read(Path(str(best.checkpoint))).state
     pieces = {name: Piece.whole(tensor) for name, tensor in mean.items()}
-    path = checkpoint.write(folder / WEIGHTS, Snapshot(pieces), state)
+    facts = {checkpoint.AVERAGED: len(members)}
+    path = checkpoint.write(folder / WEIGHTS, Snapshot(pieces, facts=facts), state)
     soup = Soup(tuple(members), metrics, str(path))
     write_atomic(folder / FILE, to_json(asdict(soup)))
     return soup

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from raypipe.registry import tracking
 from raypipe.registry.card import Card, Judged, SliceMetrics
 from raypipe.registry.mlflow_model import requirements
 from raypipe.tables import label_column, scan
+from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.objective import judge
 from raypipe.train.unseen import Unseen, replaced
@@ -58,13 +60,14 @@ def card(
     looks: how often the test images of the table were looked at before. members: of an ensemble.
     """
     is_number = pinned.task.kind in NUMERIC
+    averaged = checkpoint.averaged(Path(result.checkpoint))
     return Card(
         name=name,
         task=pinned.task,
         made_at=datetime.now(timezone.utc),
         facts=(
             *_architecture(job, members),
-            ("Epochs", epochs(job, result, is_ensemble=bool(members))),
+            ("Epochs", epochs(job, result, averaged, is_ensemble=bool(members))),
             ("Code", (tracking.code_commit() or "no checkout")[:12]),
             ("Key", result.key),
         ),
@@ -102,13 +105,18 @@ def _architecture(job: TrainJob, members: Sequence[Member]) -> report.Facts:
     return tuple(facts)
 
 
-def epochs(job: TrainJob, result: TrainResult, is_ensemble: bool = False) -> str:
-    """How long it was trained, and of which epoch the weights are, in words."""
+def epochs(job: TrainJob, result: TrainResult, averaged: int = 1, is_ensemble: bool = False) -> str:
+    """How long it was trained, and of which epoch the weights are, in words.
+
+    averaged: of how many trials the weights are the mean (a soup); the result has the best one's
+    history.
+    """
     count, best = len(result.history), result.best_epoch + 1
-    if job.train.solver != "steps":
-        text = "none: fitted at once"
-    else:
-        text = str(count) if best == count else f"{count}; the weights are those of epoch {best}"
+    text = "none: fitted at once" if job.train.solver != "steps" else str(count)
+    if averaged > 1:
+        text += f" (best trial); mean of the weights of {averaged} trials"
+    elif job.train.solver == "steps" and best != count:
+        text += f"; the weights are those of epoch {best}"
     # A result has its first member's history.
     return f"{text} (member 1)" if is_ensemble else text
 

@@ -11,6 +11,7 @@ tune`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from typing import Any
 
@@ -19,9 +20,11 @@ from raypipe.errors import ConfigError
 from raypipe.feed.dataset import parts
 from raypipe.search.refit import splits
 from raypipe.search.settings import SearchConfig
-from raypipe.search.space.parse import parse
+from raypipe.search.space.parse import left_out, parse
 from raypipe.train.job import TrainJob
 from raypipe.watch.settings import WatchConfig
+
+log = logging.getLogger("raypipe")
 
 NEAR = 2.0  # a rate is tried from half of the champion's to twice as much
 DROPOUTS = (0.0, 0.2, 0.5)
@@ -61,7 +64,9 @@ def challenger(
             "train.anneal_s",
             *(refit or {}),
         )
-        changes |= {name: _value(job, name) for name in changed if name not in changes}
+        # A refit may repeat the job's table; the challenger's has a version, which stays.
+        there = {name for name in changed if {name, name.partition(".")[0]} & changes.keys()}
+        changes |= {name: _value(job, name) for name in changed if name not in there}
         if changes.get("model.side_px", "") is None:
             # null is the backbone's own resolution, which may be larger than the champion's.
             del changes["model.side_px"]
@@ -111,7 +116,7 @@ def searched(
     changes = {
         "samples": watch.retrain_samples,
         "space": drawn,
-        "start": {name: _value(first, name) for name in drawn},
+        "start": _start(first, drawn),
         "first_answer": False,
     }
     if given is None and first.train.solver != "steps":
@@ -138,6 +143,24 @@ def space(job: TrainJob) -> dict[str, str]:
     known = sorted({*DROPOUTS, job.model.dropout})
     drawn["model.dropout"] = f"choice({', '.join(map(repr, known))})"
     return drawn
+
+
+def _start(job: TrainJob, drawn: dict[str, str]) -> dict[str, Any]:
+    """The champion's values, as far as a trial can have them. What no trial can is said here:
+    the search would name its own settings, and nobody has set those.
+    """
+    start = {name: _value(job, name) for name in drawn}
+    parsed = parse(drawn, job)
+    missed = {name for name, value in start.items() if left_out({name: value}, parsed)}
+    for name in sorted(missed):
+        log.warning(
+            "No trial of this retrain has the champion's %s=%s: it is not among what is drawn, %s "
+            "(watch.retrain_space)",
+            name,
+            start[name],
+            drawn[name],
+        )
+    return {name: value for name, value in start.items() if name not in missed}
 
 
 def _stated(texts: dict[str, str], job: TrainJob) -> dict[str, str]:

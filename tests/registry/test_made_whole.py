@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +46,37 @@ def test_a_kill_while_mlflow_makes_its_store_leaves_none(
     store = tracking.open_store(run, RegistryConfig())
     assert store.client.search_experiments()[0].experiment_id
     assert [path.name for path in (run.path / "mlflow").glob("*")] == ["mlflow.db"]
+
+
+def test_only_the_file_in_the_making_is_not_waited_for(tmp_path: Path) -> None:
+    def waits(connection: Any, record: Any) -> None:
+        connection.execute("PRAGMA synchronous=FULL")
+
+    def synchronous(name: str) -> int:
+        engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / name}")
+        with engine.connect() as connection:
+            found = connection.exec_driver_sql("PRAGMA synchronous").scalar_one()
+        engine.dispose()
+        return int(found)
+
+    # After conftest's listener, which lets no connection wait, and before that of `_unsynced`.
+    event.listen(sqlalchemy.engine.Engine, "connect", waits)
+    try:
+        with made_whole._unsynced(tmp_path / "made.db"):
+            assert (synchronous("made.db"), synchronous("other.db")) == (0, 2)
+        assert synchronous("made.db") == 2
+    finally:
+        event.remove(sqlalchemy.engine.Engine, "connect", waits)
+
+
+def test_a_store_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mlflow.db"
+    flushed: list[tuple[int, bool]] = []
+    monkeypatch.setattr(made_whole, "make", lambda beside: beside.write_bytes(b"a store"))
+    monkeypatch.setattr(
+        os, "fsync", lambda of: flushed.append((os.fstat(of).st_ino, file.exists()))
+    )
+    made_whole.make_whole(f"sqlite:///{file}")
+    assert flushed == [(file.stat().st_ino, False)]

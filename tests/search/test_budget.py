@@ -9,6 +9,8 @@ import fcntl
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -400,3 +402,23 @@ def test_a_budget_that_waited_for_another_process_says_so(tmp_path: Path) -> Non
     with free.reading(), free.owned(folder):
         assert free.waits_for is None and not free.phases
     assert "a trial had finished an epoch" in str(free.too_short())
+
+
+def test_only_the_wait_is_told_as_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 s in which a learning rate was found were told as waiting, too."""
+
+    clock = Clock()
+    ledger = Ledger(600, clock=clock)
+
+    @contextmanager
+    def held(folder: Path) -> Iterator[None]:
+        clock.now += 0.6
+        yield
+
+    monkeypatch.setattr("raypipe.search.ledger.owned", held)
+    clock.now += 40
+    with ledger.owned(tmp_path):
+        clock.now += 5
+        assert ledger.lap("reading") == pytest.approx(45)
+    spent = {name: round(phase.spent_s, 1) for name, phase in ledger.phases.items()}
+    assert spent == {"waiting for another process": 0.6, "reading": 45.0}

@@ -310,7 +310,21 @@ def test_a_refit_changes_no_table_no_folder_and_no_judge(name: str, value: str) 
     with pytest.raises(ConfigError, match=rf"search\.refit cannot change {name}.*Leave it out"):
         check(validate(Job, {**job, "search": {"refit": {name: value}}}))
     same = {"feed.val": "val", "feed.test": "test", "train.result": "last"}
+    # So does what the job says of table, folder and registry; and a seed is no folder.
+    same |= {"table.uri": "unused", "table.version": None, "registry.model": None, "run.seed": 7}
     check(validate(Job, {**job, "search": {"refit": same}}))
+
+
+def test_a_refit_is_of_the_version_that_was_searched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it repeats the job's, which may be none, it would be of the newest one."""
+    monkeypatch.setattr(refit, "_require_usable", lambda result: None)
+    job = validate(Job, {"table": {"uri": "unused"}, "search": {"refit": {"table.version": None}}})
+    searched: Any = SimpleNamespace(
+        job=job.training, best=SimpleNamespace(version=SimpleNamespace(version=4))
+    )
+    wanted = job.search.refit or {}
+    assert refit.job_of(job.training, wanted, searched).table.version == 4
+    refit.check(replace(job.training, {"table.version": 4}), job.search)
 
 
 def test_a_refit_of_a_split_that_is_not_there_is_refused_before_the_search(

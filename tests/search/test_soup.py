@@ -49,6 +49,8 @@ def test_a_trial_joins_where_the_mean_is_as_good(tmp_path: Path) -> None:
         "steps"
     ].tolist() == [7]
     assert found.metrics == loss(weights)
+    assert checkpoint.averaged(Path(found.checkpoint)) == 3, "the card says so"
+    assert checkpoint.averaged(Path(str(trials[0].checkpoint))) == 1
 
 
 def test_a_soup_in_a_folder_that_moved_is_found(tmp_path: Path) -> None:

@@ -379,6 +379,10 @@ def test_a_slip_in_a_start_is_said() -> None:
     space = parse.parse(texts, job)
     assert parse.left_out(start, space) == ["train.lr=5.0", "train.epochs=3"]
     assert parse.left_out({"train.lr": 0.01}, space) == []
+    # It was said of a value that the whole job sets, and that all trials have.
+    own = {"model.mode": job.model.mode, "model.side_px": job.model.side_px}
+    assert parse.left_out(own, space) == []
+    assert parse.left_out({"model.side_px": 96}, space) == ["model.side_px=96"]
 
 
 def test_a_space_without_fields_is_no_search() -> None:

@@ -11,10 +11,12 @@ import numpy as np
 from raypipe.train.described import _sample, epochs
 
 
-def told(count: int, best: int, solver: str = "steps", is_ensemble: bool = False) -> str:
+def told(
+    count: int, best: int, solver: str = "steps", averaged: int = 1, is_ensemble: bool = False
+) -> str:
     job: Any = SimpleNamespace(train=SimpleNamespace(solver=solver))
     result: Any = SimpleNamespace(history=({},) * count, best_epoch=best - 1)
-    return epochs(job, result, is_ensemble)
+    return epochs(job, result, averaged, is_ensemble)
 
 
 def test_the_epoch_of_the_weights_is_named_where_it_is_not_the_last() -> None:
@@ -23,6 +25,8 @@ def test_the_epoch_of_the_weights_is_named_where_it_is_not_the_last() -> None:
     assert told(20, 7) == "20; the weights are those of epoch 7"
     assert told(1, 1, "closed") == "none: fitted at once"
     assert told(9, 9, is_ensemble=True) == "9 (member 1)"
+    # A soup's weights were told as those of one epoch of its best trial.
+    assert told(10, 7, averaged=3) == "10 (best trial); mean of the weights of 3 trials"
 
 
 def test_images_that_others_stand_for_are_counted_on_the_card() -> None:

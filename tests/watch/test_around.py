@@ -80,17 +80,19 @@ def test_a_champion_that_was_trained_on_validation_rows_is_judged_on_them_no_mor
     )
     mine = job(
         train={"epochs": 4, "stopping": {"patience": 2, "plateau": 3}},
-        search={"refit": {"train.epochs": 40}},
+        search={"refit": {"train.epochs": 40, "table.version": None}},
         watch={"retrain_workers": 2},
     )
     first = challenger(mine, refitted, 9, ["old"])
     assert (first.feed.train, first.feed.val, first.train.result) == ("train", "val", "best")
     assert first.train.epochs == 4
     assert (first.train.stopping.patience, first.train.stopping.plateau) == (2, 3)
+    assert first.table.version == 9, "the refit names the job's, which is none"
     wanted, search = searched(mine, first)
     assert wanted.train.workers == 1 and search.refit == {
         "train.workers": 2,
         "train.epochs": 40,
+        "table.version": None,
     }
 
 
@@ -147,6 +149,21 @@ def test_a_stated_mix_and_a_stated_space_hold() -> None:
     assert first.feed.mix == {"old": 3, "new": 1}
     _, search = searched(mine, first)
     assert search.space == {"train.lr": "choice(0.1, 0.2)"} and search.samples == 2
+
+
+def test_a_value_of_the_champions_that_is_not_drawn_is_told_by_its_own_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log said that search.start, which nobody had set, has a value that no trial has."""
+    space = {"train.lr": "choice(0.1, 0.2)", "model.dropout": "uniform(0.1, 0.5)"}
+    mine = job(watch={"retrain_space": space})
+    first = challenger(mine, CHAMPION, 9, ["old"])
+    wanted, search = searched(mine, first)
+    assert "champion's train.lr=0.002" in caplog.text and "watch.retrain_space" in caplog.text
+    assert "dropout" not in caplog.text and search.start == {"model.dropout": 0.3}
+    assert spaces.left_out(search.start, spaces.parse(space, wanted)) == []
+    with pytest.raises(ConfigError, match=r"watch\.retrain_space is wrong"):
+        job(watch={"retrain_space": {}})
 
 
 def test_a_mix_that_does_not_know_a_new_source_is_not_taken_over() -> None:

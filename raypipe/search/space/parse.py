@@ -19,7 +19,7 @@ from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from raypipe.config import field_names, replace
+from raypipe.config import changes_nothing, field_names, replace
 from raypipe.errors import ConfigError, nearest
 from raypipe.search.space.conditions import Condition
 from raypipe.search.space.samplers import Branch, Sampler, read
@@ -98,8 +98,13 @@ def left_out(start: Mapping[str, Any], space: Space) -> list[str]:
     by_name = {field.name: field for field in space.fields}
     found = []
     for name, value in start.items():
-        branches = by_name[name].branches if name in by_name else ()
-        if all(branch.sampler.code(value) is None for branch in branches):
+        if name not in by_name:
+            # Every trial has what the job sets.
+            is_had = changes_nothing(space.job, {name: value})
+        else:
+            branches = by_name[name].branches
+            is_had = any(branch.sampler.code(value) is not None for branch in branches)
+        if not is_had:
             found.append(f"{name}={value}")
     return found
 

@@ -39,6 +39,7 @@ from raypipe.train.parallel.snapshot import Piece
 
 FORMAT = 2
 MANIFEST = "manifest.json"
+AVERAGED = "averaged"  # of a snapshot's facts: how many trainings' weights it is the mean of
 
 
 def write(folder: Path, snapshot: Snapshot, state: LoopState) -> Path:
@@ -129,6 +130,12 @@ def weights_digest(folder: Path) -> str:
         if name.startswith("weights-"):
             digest.update(files[name]["sha256"].encode())
     return digest.hexdigest()
+
+
+def averaged(folder: Path) -> int:
+    """How many trainings' weights these are the mean of. Read from the manifest, as above."""
+    facts = json.loads((folder / MANIFEST).read_text()).get("facts") or {}
+    return int(facts.get(AVERAGED, 1))
 
 
 @dataclass(frozen=True)

@@ -105,16 +105,9 @@ def _search(
     # A trial's own, where trials draw them.
     models = [kind[0].model for kind in kinds.values()]
     facts["model"] = "; ".join(f"{m.name}, {m.mode}, {m.pixels} px" for m in models)
-    if space.values("train.batch_size"):
-        facts["batch"] = "each trial draws its own"
     many = f"{total}" if cfg.budget_s is None else f"as many as there is time for, {total} at most"
     facts["trials"] = f"{many}, {at_once} at a time, {cfg.searcher} and {cfg.scheduler}"
-    facts["searched"] = ", ".join(cfg.space or {})
-    facts["epochs"] = f"{epochs:,.0f} of {whole:,}, as {cfg.scheduler} saves them"
-    if cfg.budget_s is not None:
-        facts["epochs"] = f"{job.train.epochs} of a trial, unless {cfg.scheduler} ends it earlier"
-    if cfg.stopping.epochs is not None:
-        facts["epochs"] += f", at most {cfg.stopping.epochs:,} (search.stopping.epochs)"
+    facts |= _drawn(cfg, space, epochs, whole)
     if len(kinds) > MOST_KINDS:
         facts["measured"] = f"{MOST_KINDS} of {len(kinds)} kinds of images and backbones"
     auto = unfound(given, pinned, space.always)
@@ -140,6 +133,24 @@ def _search(
         limit_s = min(left_s, stopping.seconds or left_s)
         stopping = stopping.model_copy(update={"seconds": limit_s})
     return tuple(within(parts, stopping, workers)), facts, missing
+
+
+def _drawn(cfg: SearchConfig, space: Space, epochs: float, whole: int) -> Facts:
+    """What trials draw, and how long they train.
+
+    epochs: of all trials together, expected; whole: if none of them ended early.
+    """
+    drawn = {field.name for field in space.fields}
+    facts: Facts = {"searched": ", ".join(cfg.space or {})}
+    if "train.batch_size" in drawn:
+        facts["batch"] = "each trial draws its own"
+    facts["epochs"] = f"{epochs:,.0f} of {whole:,}, as {cfg.scheduler} saves them"
+    if cfg.budget_s is not None:
+        most = f"{'up to ' * ('train.epochs' in drawn)}{space.most_epochs:,}"
+        facts["epochs"] = f"{most} of a trial, unless {cfg.scheduler} ends it earlier"
+    if cfg.stopping.epochs is not None:
+        facts["epochs"] += f", at most {cfg.stopping.epochs:,} (search.stopping.epochs)"
+    return facts
 
 
 def _within_limits(space: Space, cfg: SearchConfig, pinned: Pinned) -> tuple[Space, Facts]:
