@@ -4,8 +4,8 @@ MLflow makes a store in some dozens of steps, which take seconds. After a kill b
 it refuses to open what is there ("table … already exists"). A kill may be Ctrl-C, or the end of
 search.budget_s.
 
-SQLite waits for the disk after each step: 5.5 s on a busy disk, 0.6 s without. The unfinished file
-has no use after a power cut, so only the finished one is flushed.
+SQLite would wait for the disk after each step, which takes seconds where the disk is busy. The
+unfinished file has no use after a power cut, so only the finished one is flushed.
 """
 
 from __future__ import annotations

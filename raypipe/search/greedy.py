@@ -47,7 +47,7 @@ SHARE = 0.6
 HALVES = 10
 
 MOST_SCORES = 500_000
-"""Of a model, in the choice: images times classes. It judges thousands of means, which takes six
+"""Of a model, in the choice: images times classes. It judges thousands of means, which takes three
 seconds for so many, and longer by another metric than val_accuracy. Of more images a drawn part
 chooses, and all of them say whether the choice passes."""
 

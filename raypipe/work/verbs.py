@@ -110,7 +110,7 @@ def _train(job: Job, show: Show, monitors: Sequence[Monitor]) -> Trained:
     job = replace(job, {"train.workers": join(job.training).train.workers})
     # A wrong address must not cost a training.
     store = tracking.open_store(job.run, job.registry, job.artifacts)
-    _tell_overlap(pinned, job.feed, show)
+    _tell_of_splits(pinned, job.feed, show)
     show.say(f"Training {job.model.name} ({job.model.mode}) with {_workers(job)}")
     with show.training(job.train.epochs, job.train.stopping.metric) as told:
         planned = trainer.plan(job.training, pinned)
@@ -127,7 +127,9 @@ def _train(job: Job, show: Show, monitors: Sequence[Monitor]) -> Trained:
     return Trained(planned.job, result, registered, spent, test, used)
 
 
-def _tell_overlap(pinned: Pinned, feed: FeedConfig, show: Show, refits: str | None = None) -> None:
+def _tell_of_splits(
+    pinned: Pinned, feed: FeedConfig, show: Show, refits: str | None = None
+) -> None:
     """Say so if images are trained on, or chosen by, and judged on: their metrics would look too
     good. And if what is judged was not learned, or if nothing is.
 
@@ -152,7 +154,12 @@ def _tell_overlap(pinned: Pinned, feed: FeedConfig, show: Show, refits: str | No
                 f"{next(iter(missing))!r}: no model learns them, and {sum(missing.values()):,} "
                 f"labels in feed.{name}={split} are of them"
             )
-    if not pinned.counts[feed.test] and refits is None:
+    if not pinned.counts[feed.test] and refits is not None:
+        show.say(
+            "The table has no test images. search.refit trains on validation images, too: "
+            "nothing will say how good the model is (search.refit=null keeps them apart)"
+        )
+    elif not pinned.counts[feed.test]:
         # A slip, where it names none of the table's splits.
         show.say(
             f"The table has no labelled images in feed.test={feed.test} (its splits are "
@@ -196,12 +203,7 @@ def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
         resources = connect(job.cluster, preload=tune_patches.PRELOAD)
     ledger.started()
     refits = None if job.search.refit is None else refit.learned(job.training, job.search.refit)
-    _tell_overlap(pinned, job.feed, show, refits)
-    if refits is not None and not pinned.counts[job.feed.test]:
-        show.say(
-            "The table has no test images. search.refit trains on validation images, too: "
-            "nothing will say how good the model is (search.refit=null keeps them apart)"
-        )
+    _tell_of_splits(pinned, job.feed, show, refits)
     price = _price(job, resources)
     result, version, store = search_and_register(job, show, pinned, price, monitors, ledger)
     registered = Registered(version, crown_first(store, version), store.uri)

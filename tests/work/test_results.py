@@ -40,7 +40,7 @@ def test_what_the_splits_lack_is_said() -> None:
             unlearned=lambda train, split: {} if "val" in train else pinned_unlearned,
             classes=range(10),
         )
-        verbs._tell_overlap(pinned, job.feed, show, refits)
+        verbs._tell_of_splits(pinned, job.feed, show, refits)
 
     tell("test")
     assert not said
@@ -50,8 +50,9 @@ def test_what_the_splits_lack_is_said() -> None:
     assert "3 labels in feed.test=test" in said.pop(0) and not said
     # A refit learns the images of validation, too; of a table without tests it has its own words.
     tell("test", "train+val")
-    tell("tset", "train+val")
     assert not said
+    tell("tset", "train+val")
+    assert said.pop().startswith("The table has no test images. search.refit trains on validation")
     pinned_unlearned.clear()
     tell("tset")
     assert said == [

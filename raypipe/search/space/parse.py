@@ -80,10 +80,8 @@ def check_start(where: str, start: Mapping[str, Any], job: TrainJob) -> None:
 
     where: search.start, or which of search.starts. Else a slip would be left out without a word.
     """
-    known = field_names(TrainJob)
     for name, value in start.items():
-        if name not in known:
-            raise ConfigError(f"{where} names an unknown field {name}", fix=nearest(name, known))
+        _check_known(where, name)
         refused = _own_refusal(name, value, job)
         if refused is not None:
             raise ConfigError(
@@ -109,10 +107,14 @@ def left_out(start: Mapping[str, Any], space: Space) -> list[str]:
     return found
 
 
-def _check_name(name: str) -> None:
+def _check_known(where: str, name: str) -> None:
     known = field_names(TrainJob)
     if name not in known:
-        raise ConfigError(f"search.space names an unknown field {name}", fix=nearest(name, known))
+        raise ConfigError(f"{where} names an unknown field {name}", fix=nearest(name, known))
+
+
+def _check_name(name: str) -> None:
+    _check_known("search.space", name)
     for fixed, rule in _FIXED.items():
         if name == fixed or name.startswith(f"{fixed}."):
             raise ConfigError(f"search.space cannot vary {name}", rule=rule)
