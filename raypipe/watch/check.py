@@ -53,7 +53,8 @@ from raypipe.watch.feedback_rows import Came, Champion
 from raypipe.watch.pictures import Batch, picture_of
 from raypipe.watch.power import Known
 from raypipe.watch.settings import WatchConfig
-from raypipe.watch.windows import Entry, Waiting, Window, Windows
+from raypipe.watch.window_log import Entry
+from raypipe.watch.windows import Waiting, Window, Windows
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from raypipe.watch.check import CheckResult
 from raypipe.watch.detect import DriftConfig, DriftReport, detect
 from raypipe.watch.pictures import Batch
 from raypipe.watch.settings import WatchConfig
-from raypipe.watch.windows import Entry
+from raypipe.watch.window_log import Entry
 from tests.serve.conftest import CFG, CLASSES, Registered, registered
 
 __all__ = ["registered"]  # the fixture
