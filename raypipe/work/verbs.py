@@ -53,19 +53,9 @@ from raypipe.work import artifacts, in_time, monitoring, told
 from raypipe.work import evaluate as evaluation
 from raypipe.work.evaluate import Evaluated
 from raypipe.work.find import batch_of
-from raypipe.work.results import (
-    Cleaned,
-    Drifted,
-    Followed,
-    Ingested,
-    Powered,
-    Predicted,
-    Registered,
-    Retrained,
-    Searched,
-    Trained,
-    Waited,
-)
+from raypipe.work.results.data import Cleaned, Followed, Ingested, Predicted
+from raypipe.work.results.models import Registered, Searched, Trained
+from raypipe.work.results.watching import Drifted, Powered, Retrained, Waited
 from raypipe.work.show import Show
 
 if TYPE_CHECKING:

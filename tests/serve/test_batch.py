@@ -36,7 +36,7 @@ from raypipe.train.publish import publish
 from raypipe.watch.check import check, read_batch
 from raypipe.watch.detect import DriftConfig, DriftReport
 from raypipe.watch.pictures import images_of, picture_of
-from raypipe.work.results import Drifted
+from raypipe.work.results.watching import Drifted
 
 
 @pytest.fixture(scope="module")
