@@ -21,7 +21,7 @@ from raypipe.errors import DataError
 from raypipe.registry import promote, tracking
 from raypipe.registry.package import Package
 from raypipe.registry.tracking import RegistryConfig, Store
-from raypipe.search import leaderboard
+from raypipe.search import trial_files
 from raypipe.serve.predicted_rows import FORMAT
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable
@@ -173,7 +173,7 @@ def test_checkpoints_and_searches_are_read_right(left: Path) -> None:
         assert saved.state.epoch == 1 and len(saved.state.history) == 1
         assert all(np.isfinite(t.numpy()).all() for t in saved.weights.values())
     (file,) = (left / "run" / "search").glob("*/result.json")
-    trials, stopped, decoded = leaderboard.read(file)
+    trials, stopped, decoded = trial_files.read(file)
     assert len(trials) == 2 and stopped is None and decoded
     assert trials[0].metric >= trials[1].metric and set(trials[0].changes) == {"train.lr"}
 

@@ -11,7 +11,7 @@ from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.search import page as search_page
-from raypipe.search.leaderboard import SearchResult
+from raypipe.search.result import SearchResult
 from raypipe.tables import scan, verdicts
 from raypipe.tables.clean import CleanResult
 from raypipe.tables.table import ImageTable, TableConfig

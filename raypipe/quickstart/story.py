@@ -35,7 +35,7 @@ from raypipe.job import Job
 from raypipe.quickstart import page
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
-from raypipe.search.leaderboard import SearchResult
+from raypipe.search.result import SearchResult
 from raypipe.serve import batch
 from raypipe.tables import scan
 from raypipe.tables.clean import CleanResult, clean

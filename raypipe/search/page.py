@@ -13,7 +13,8 @@ from raypipe.registry import tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.search import refit
 from raypipe.search.importance import importance
-from raypipe.search.leaderboard import SearchResult, Trial
+from raypipe.search.leaderboard import Trial
+from raypipe.search.result import SearchResult
 from raypipe.search.trials.epoch_result import metric_of
 from raypipe.train.stopping import FITTED
 

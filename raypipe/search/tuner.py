@@ -42,13 +42,15 @@ from raypipe.search import (
     refit,
     soup,
     together,
+    trial_files,
     tune_run,
     variants,
 )
 from raypipe.search.first_answer import FirstAnswer
-from raypipe.search.leaderboard import SearchResult, Trial
+from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger, TooShort
 from raypipe.search.limits import SearchLimits
+from raypipe.search.result import SearchResult
 from raypipe.search.schedulers import mutations, pbt
 from raypipe.search.schedulers.thaw_scheduler import freeze_thaw
 from raypipe.search.schedulers.tune_schedulers import drawn_ahead, scheduler
@@ -297,14 +299,14 @@ def _search_into(
         _average_best(job, cfg.soup, trials, pinned, data, folder, ledger)
     if cfg.ensemble > 1:
         _combine(folder, job, cfg, trials, pinned, data, ledger)
-    leaderboard.write(folder / "result.json", trials, stopped, decoded_images(data))
+    trial_files.write(folder / "result.json", trials, stopped, decoded_images(data))
     kept.clear(folder, trials)
 
 
 def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float) -> SearchResult:
     """The result of a finished search, read from its folder."""
     job = space.job
-    trials, stopped, decoded = leaderboard.read(folder / "result.json")
+    trials, stopped, decoded = trial_files.read(folder / "result.json")
     # A kill may have come right after result.json.
     kept.clear(folder, trials)
     best = trials[0]
@@ -320,7 +322,7 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
     _require_whole(folder, registered)
     # Beside a mean of several, the best trial's is asked for its state alone.
     _require_whole(folder, str(best.checkpoint), hashes=False)
-    trained = leaderboard.training_result(key, pinned.version, pinned.classes, best)
+    trained = trial_files.training_result(key, pinned.version, pinned.classes, best)
     if model is not None:
         trained = with_(trained, metrics=model.metrics, checkpoint=model.checkpoint)
     # Clocks decide in a search, and another folder may have come to another model: its registered
@@ -328,7 +330,7 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
     made_of = checkpoint.weights_digest(Path(trained.checkpoint))
     shares = ensemble.shares if ensemble is not None else ()
     trained = with_(trained, key=key_of(key, made_of, *shares))
-    reached, ran_s = leaderboard.read_reached(folder)
+    reached, ran_s = trial_files.read_reached(folder)
     return SearchResult(
         key=key,
         job=mutations.job_of(job, best.changes, best.schedule),

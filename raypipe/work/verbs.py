@@ -25,8 +25,8 @@ from raypipe.registry.tracking import KEY, Store
 from raypipe.search import outcome, refit, tuner, variants
 from raypipe.search import page as search_page
 from raypipe.search import telling as telling_trials
-from raypipe.search.leaderboard import SearchResult
 from raypipe.search.ledger import Ledger
+from raypipe.search.result import SearchResult
 from raypipe.search.trials import tune_patches
 from raypipe.serve import batch, stream
 from raypipe.serve.batch import Calls

@@ -19,8 +19,9 @@ from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.search import refit, refit_together, tuner
-from raypipe.search.leaderboard import SearchResult, Trial
+from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger
+from raypipe.search.result import SearchResult
 from raypipe.search.schedulers import mutations
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import TableConfig, TableVersion

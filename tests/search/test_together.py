@@ -20,7 +20,7 @@ from raypipe.job import Job
 from raypipe.models.ensemble import EnsembleModel
 from raypipe.models.zoo import ImageModel
 from raypipe.registry import promote, tracking
-from raypipe.search import leaderboard, together, tuner
+from raypipe.search import together, trial_files, tuner
 from raypipe.search.greedy import Bar, Ensemble, by_metric
 from raypipe.search.leaderboard import Trial
 from raypipe.search.limits import Variant
@@ -230,7 +230,7 @@ def test_the_result_of_a_search_is_its_ensemble(
         changes = {"model.views": one.job.model.views}
         trials.append(Trial(one.name, changes, 1.0, 1, False, history, one.checkpoint))
         assert one.name == f"trial-{seed}"
-    leaderboard.write(folder / "result.json", trials, None, 60)
+    trial_files.write(folder / "result.json", trials, None, 60)
     joining = together.candidates(job, trials, CFG, None)
     found = together.make(joining, CFG, pinned, prepared(pinned, *made), folder)
     assert found is not None and found.members == ("trial-6", "trial-3")

@@ -14,8 +14,8 @@ from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import KEY
 from raypipe.search import page as search_page
 from raypipe.search import refit
-from raypipe.search.leaderboard import SearchResult
 from raypipe.search.ledger import Ledger
+from raypipe.search.result import SearchResult
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.measure.utilisation import Utilisation
 from raypipe.train.publish import CALIBRATION
