@@ -12,7 +12,8 @@ from typing import Any
 
 from benchmarks.scale.memory import peak_mb
 from benchmarks.scale.simulated import FILE_GB, Search
-from raypipe.registry import tracking
+from raypipe.registry import runs
+from raypipe.registry.store import open_store
 from raypipe.search import page as search_page
 from raypipe.search import trial_files
 from raypipe.search.result import SearchResult
@@ -60,7 +61,7 @@ def measure(temporary: str, sizes: dict[str, int]) -> dict[str, Any]:
     search_page.section(result)
     found["page_s"] = time.perf_counter() - began
 
-    store = tracking.open_store(job.run, job.registry)
+    store = open_store(job.run, job.registry)
     children = [
         (trial.name, trial.changes, trial.history, {"seconds": 1.0, "device_s": 1.0})
         for trial in trials
@@ -70,7 +71,7 @@ def measure(temporary: str, sizes: dict[str, int]) -> dict[str, Any]:
     found["mlflow_s"] = time.perf_counter() - began
     found["mlflow_ms_per_trial"] = found["mlflow_s"] / len(trials) * 1000
     began = time.perf_counter()
-    tracking.looks(store, version)
+    runs.looks(store, version)
     found["looks_s"] = time.perf_counter() - began
     found["more_mb"] = peak_mb() - before
     return found

@@ -26,10 +26,10 @@ from raypipe.errors import DataError, Unreachable
 from raypipe.files import in_name
 from raypipe.images.measure import SEEN
 from raypipe.models.tasks import NUMERIC
-from raypipe.registry import promote, tracking
+from raypipe.registry import made_by, promote, runs
 from raypipe.registry.package import Package, Reference
 from raypipe.registry.promote import ModelVersion
-from raypipe.registry.tracking import Store
+from raypipe.registry.store import Store
 from raypipe.serve import batch
 from raypipe.serve.batch import Brought, Calls, PredictConfig
 from raypipe.tables import between
@@ -232,11 +232,11 @@ def check(
         feedback_rows.keep(run, watch, looked_at, name, champion, gathered)
 
     def log_metrics(run_id: str) -> None:
-        tracking.log_metrics(store, run_id, _metrics(found))
+        runs.log_metrics(store, run_id, _metrics(found))
 
     params = {"drift": drift.model_dump(mode="json"), "model": str(model)}
     params |= {"drift.engine": found.engine, "drift.notes": "; ".join(found.notes)}
-    tracking.once(store, key, f"drift {name}", params, predicted.version, log_metrics)
+    runs.once(store, key, f"drift {name}", params, predicted.version, log_metrics)
 
     # The page is drawn again each time: it is not evidence, and may have been deleted.
     compared = f"{_looked_at(predicted.version, window)} against the reference of {model}"
@@ -324,7 +324,7 @@ def _facts(
         *prepared,
         ("Model", str(model)),
         ("Trained on", model.tags.get("raypipe.table", "?")),
-        ("Code", tracking.code_commit() or "no checkout"),
+        ("Code", made_by.commit() or "no checkout"),
         *((("Labels that came", str(found.feedback)),) if str(found.feedback) else ()),
         *(("Drift tests", note) for note in found.notes),
     )

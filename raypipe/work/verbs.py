@@ -19,9 +19,10 @@ from raypipe.costs.spent import Price, Spent
 from raypipe.feed.dataset import FeedConfig, Pinned, pin
 from raypipe.job import Job
 from raypipe.monitor.monitor import Monitor
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote, runs
 from raypipe.registry.promote import ModelVersion
-from raypipe.registry.tracking import KEY, Store
+from raypipe.registry.runs import KEY
+from raypipe.registry.store import Store, open_store
 from raypipe.search import outcome, refit, tuner, variants
 from raypipe.search import page as search_page
 from raypipe.search import telling as telling_trials
@@ -99,7 +100,7 @@ def _train(job: Job, show: Show, monitors: Sequence[Monitor]) -> Trained:
     pinned = pin(job.table, job.feed, kind=job.model.task)
     job = replace(job, {"train.workers": join(job.training).train.workers})
     # A wrong address must not cost a training.
-    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    store = open_store(job.run, job.registry, job.artifacts)
     _tell_of_splits(pinned, job.feed, show)
     show.say(f"Training {job.model.name} ({job.model.mode}) with {_workers(job)}")
     with show.training(job.train.epochs, job.train.stopping.metric) as told:
@@ -112,7 +113,7 @@ def _train(job: Job, show: Show, monitors: Sequence[Monitor]) -> Trained:
     test = _test(planned, result, store)
     price = Price.of(job.cost, nodes_of(job.training))
     spent = Spent(time.monotonic() - began, result.device_s, price)
-    tracking.log_once(store, result.key, spent.logged())
+    runs.log_once(store, result.key, spent.logged())
     used = utilisation(usage.read(planned.folder / usage.FILE), result.history)
     return Trained(planned.job, result, registered, spent, test, used)
 
@@ -172,8 +173,8 @@ def _workers(job: Job) -> str:
 def _test(planned: trainer.Plan, result: TrainResult, store: Store) -> dict[str, float]:
     """The result's metrics on the test split, in its MLflow run too."""
     tested = unseen.test(planned, result)
-    if tested and (run_id := tracking.finished_run(store, result.key)):
-        tracking.log_metrics(store, run_id, tested)
+    if tested and (run_id := runs.finished_run(store, result.key)):
+        runs.log_metrics(store, run_id, tested)
     return tested
 
 
@@ -206,7 +207,7 @@ def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
     # From the start of the process, as a budget counts.
     seconds, device_s = ledger.spent_s, result.device_s
     spent = Spent(seconds, device_s, price, result.spared.share, result.spared.device_s)
-    tracking.log_once(store, result.best.key, spent.logged())
+    runs.log_once(store, result.best.key, spent.logged())
     best = best_config(result)
     ledger.lap("ending")
     return Searched(result, registered, page, best, spent, test, result.used, ledger)
@@ -236,7 +237,7 @@ def search_and_register(
         job = job.model_copy(update={"train": tuner.one_worker(job.training).train})
         # Before a store is made.
         tuner.check(job.training, job.search, pinned)
-        store = tracking.open_store(job.run, job.registry, job.artifacts)
+        store = open_store(job.run, job.registry, job.artifacts)
     result = search_and_refit(job, show, pinned, monitors, ledger)
     if not result.is_of_one_refit:
         telling.finished(monitors, result.plan.job, result.best)
@@ -330,7 +331,7 @@ def predict(job: Job, show: Show) -> Predicted | Followed:
     began = time.monotonic()
     source = job.predict.table or job.watch.batch or job.table
     ImageTable.open(source).pin(source.version)
-    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    store = open_store(job.run, job.registry, job.artifacts)
     promote.require_champion(store)
     connect(job.cluster)
     if job.predict.follow:
@@ -377,7 +378,7 @@ def _drift(job: Job, show: Show, tell: Sinks) -> Drifted | Waited:
 
 def power(job: Job, show: Show) -> Powered:
     """How often the drift check of the job alarms without drift, and which changes it finds."""
-    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    store = open_store(job.run, job.registry, job.artifacts)
     champion = promote.require_champion(store)
     if job.drift.needs_sidecar:
         connect(job.cluster)
@@ -412,7 +413,7 @@ def _retrain(job: Job, show: Show, tell: Sinks, monitors: Sequence[Monitor]) -> 
         else:
             checked = found
     resources = connect(job.cluster)
-    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    store = open_store(job.run, job.registry, job.artifacts)
     cfg = loop.RetrainConfigs(job.search, job.watch, job.gate, job.clean)
     current = promote.require_champion(store)
     run = told.run_of(checked, current, pinned.version)
@@ -444,7 +445,7 @@ def _retrain(job: Job, show: Show, tell: Sinks, monitors: Sequence[Monitor]) -> 
     spent = None
     if done.key is not None:
         spent = Spent(time.monotonic() - began, done.device_s, _price(job, resources))
-        tracking.log_once(store, done.key, spent.logged())
+        runs.log_once(store, done.key, spent.logged())
     champion = promote.champion(store)
     tell.send(*told.of_retrain(run, done, champion), events.heartbeat(run, "retrain"))
     return Retrained(done, champion, checked, spent, job.run)
@@ -452,7 +453,7 @@ def _retrain(job: Job, show: Show, tell: Sinks, monitors: Sequence[Monitor]) -> 
 
 def _call(job: Job, run: str, checked: CheckResult | Waiting) -> None:
     """Keep what the policy says of a check that was not followed by a retrain."""
-    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    store = open_store(job.run, job.registry, job.artifacts)
     if isinstance(checked, Waiting):
         decision, champion = Decision(False, str(checked)), str(promote.require_champion(store))
     else:
@@ -465,7 +466,7 @@ def _call(job: Job, run: str, checked: CheckResult | Waiting) -> None:
 def _check(job: Job, show: Show) -> CheckResult | Waiting:
     source = batch_of(job)
     ImageTable.open(source).pin(source.version)
-    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    store = open_store(job.run, job.registry, job.artifacts)
     promote.require_champion(store)
     connect(job.cluster)
     with show.progress(f"Predicting {source.uri}") as tick:

@@ -19,7 +19,8 @@ from raypipe.feed.dataset import Pinned, pin
 from raypipe.job import Job
 from raypipe.models.ensemble import EnsembleModel
 from raypipe.models.zoo import ImageModel
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote
+from raypipe.registry.store import open_store
 from raypipe.search import together, trial_files, tuner
 from raypipe.search.greedy import Bar, Ensemble, by_metric
 from raypipe.search.leaderboard import Trial
@@ -123,7 +124,7 @@ def test_it_is_one_package_like_any_other(
     )
     data = Prepared(lambda: trainer.prepare(one.job, pinned))
     planned = Plan(one.job, pinned, "k", search_folder, data)
-    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    store = open_store(job.run, job.registry, job.artifacts)
     version = publish(store, planned, result, "search")
     assert publish(store, planned, result, "search").version == version.version
     shutil.rmtree(search_folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 from raypipe.config import RunConfig
 from raypipe.costs.spent import Spent
 from raypipe.registry.promote import ModelVersion
-from raypipe.registry.tracking import KEY
+from raypipe.registry.runs import KEY
 from raypipe.search import page as search_page
 from raypipe.search import refit
 from raypipe.search.ledger import Ledger
