@@ -3,7 +3,6 @@
 raypipe's own Python is the measure: `watch.history` says which checks count, `serve.links` which
 rows a prediction has. The tables of real checks are in test_sql_story.py.
 """
-# Starts no Ray cluster.
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tune's state in one file: a search is restored from what was saved together.
-
-# Starts no Ray cluster.
-"""
+"""Tune's state in one file: a search is restored from what was saved together."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Label drift: what labels that came later say of a champion. Pure functions."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 from dataclasses import replace

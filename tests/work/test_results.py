@@ -1,6 +1,5 @@
 """What verbs say to people."""
 
-# Starts no Ray cluster.
 from __future__ import annotations
 
 from pathlib import Path
