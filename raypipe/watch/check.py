@@ -47,12 +47,13 @@ from raypipe.watch import (
     severity,
     spans,
 )
-from raypipe.watch.detect import DriftConfig, DriftReport, Seen, detect
+from raypipe.watch.detect import DriftConfig, DriftReport, detect
 from raypipe.watch.evidence_row import FORMAT, ROW, as_row, now, of_row
 from raypipe.watch.feedback_rows import Came, Champion
 from raypipe.watch.pictures import Batch, picture_of
 from raypipe.watch.power import Known
 from raypipe.watch.settings import WatchConfig
+from raypipe.watch.sides import Seen
 from raypipe.watch.window_log import Entry
 from raypipe.watch.windows import Waiting, Window, Windows
 

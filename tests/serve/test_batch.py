@@ -349,7 +349,7 @@ def test_a_check_shows_which_engine_it_was_and_why(
     store: Store, job: TrainJob, champion: ModelVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the page, in the summary and in the MLflow run."""
-    monkeypatch.setattr("raypipe.watch.detect.LEAST_ROWS", 10)  # the reference has 17 images
+    monkeypatch.setattr("raypipe.watch.sides.LEAST_ROWS", 10)  # the reference has 17 images
     every = ("mmd", "ks", "cvm", "chi2", "looks")
     drift = DriftConfig(detectors=every, permutations=800)
     done = check(store, job.run, job.table, "wide", PredictConfig(), drift, champion)
