@@ -31,7 +31,7 @@ from raypipe.cli.console import Console
 from raypipe.config import replace, validate
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.job import Job
-from raypipe.search import first_answer, leaderboard, together, trial_files, tuner
+from raypipe.search import feasible, first_answer, leaderboard, together, trial_files
 from raypipe.search.budget import Ending, Speed
 from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger, TooShort
@@ -122,7 +122,7 @@ def _first(job: Job, rows: Pinned, curve: Curve, folder: Path) -> tuple[Line, Wi
     """The first answer in its own time, but not more than the budget; then its ensemble if the
     preset has one, else its best head.
     """
-    training, cfg = tuner.one_worker(job.training), job.search
+    training, cfg = feasible.one_worker(job.training), job.search
     rule, place = training.train.stopping, folder / "first"
     seconds = min(first_answer.SECONDS, curve.budget_s)
 

@@ -23,7 +23,7 @@ from raypipe.registry import promote, runs
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.runs import KEY
 from raypipe.registry.store import Store, open_store
-from raypipe.search import outcome, refit, tuner, variants
+from raypipe.search import feasible, outcome, refit, tuner, variants
 from raypipe.search import page as search_page
 from raypipe.search import telling as telling_trials
 from raypipe.search.ledger import Ledger
@@ -234,9 +234,9 @@ def search_and_register(
     """
     ledger = ledger or Ledger(job.search.budget_s)
     with ledger.reading():
-        job = job.model_copy(update={"train": tuner.one_worker(job.training).train})
+        job = job.model_copy(update={"train": feasible.one_worker(job.training).train})
         # Before a store is made.
-        tuner.check(job.training, job.search, pinned)
+        feasible.check(job.training, job.search, pinned)
         store = open_store(job.run, job.registry, job.artifacts)
     result = search_and_refit(job, show, pinned, monitors, ledger)
     if not result.is_of_one_refit:
@@ -267,7 +267,7 @@ def search_and_refit(
     ledger = ledger or Ledger(job.search.budget_s)
     # What is in here cannot look at a clock, until trials run.
     with ledger.reading():
-        job = job.model_copy(update={"train": tuner.one_worker(job.training).train})
+        job = job.model_copy(update={"train": feasible.one_worker(job.training).train})
         pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
         in_time.begin(job, pinned, ledger)
         with show.searching(job.train.stopping.metric) as told:

@@ -21,7 +21,7 @@ from raypipe.models.ensemble import EnsembleModel
 from raypipe.models.zoo import ImageModel
 from raypipe.registry import promote
 from raypipe.registry.store import open_store
-from raypipe.search import together, trial_files, tuner
+from raypipe.search import finished, together, trial_files
 from raypipe.search.greedy import Bar, Ensemble, by_metric
 from raypipe.search.leaderboard import Trial
 from raypipe.search.limits import Variant
@@ -235,7 +235,7 @@ def test_the_result_of_a_search_is_its_ensemble(
     joining = together.candidates(job, trials, CFG, None)
     found = together.make(joining, CFG, pinned, prepared(pinned, *made), folder)
     assert found is not None and found.members == ("trial-6", "trial-3")
-    result = tuner._result(folder, "key", Space((), job), pinned, 0.0)
+    result = finished.result_of(folder, "key", Space((), job), pinned, 0.0)
     assert result.members == found.members and result.shares == found.shares
     assert result.best.metrics == found.metrics and result.best.checkpoint == found.checkpoint
     assert result.job == made[1].job and result.trials[0].name == "trial-1"
