@@ -95,7 +95,7 @@ class Arrivals:
                 return True
         return False
 
-    def last(self, wanted: int, newest: TableVersion) -> tuple[int | None, Rows]:
+    def of_newest_commits(self, wanted: int, newest: TableVersion) -> tuple[int | None, Rows]:
         """(version, what came after it): the last version after which `wanted` images came.
 
         Where the log does not reach back so far: (None, all rows).

@@ -200,7 +200,7 @@ class Windows:
         since: int | None = None
         rows = everything
         if total > wanted:
-            since, rows = self._arrivals.last(wanted, self._newest)
+            since, rows = self._arrivals.of_newest_commits(wanted, self._newest)
         key = key_of("last", wanted, since, self._newest.identity, state)
         mine = None if since is None else rows
         return Window(0, since, self._newest, state, mine, sum(rows.counts) or total, key)
