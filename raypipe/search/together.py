@@ -94,7 +94,7 @@ def make(
     job = candidates[0].job
     rule = job.train.stopping
     quality = greedy.judge_by(pinned.task, rule.metric, rule.mode)
-    found = _said(candidates, pinned, data, is_late)
+    found = said_of(candidates, pinned, data, is_late)
     if len(found.usable) < 2:
         return None
     costs = _costs(found.usable, cfg, pinned, folder)
@@ -143,7 +143,7 @@ def _within_limits(
 
 
 @dataclass(frozen=True)
-class _Said:
+class Said:
     """What candidates say of the validation images, all in the same order."""
 
     usable: list[Candidate]
@@ -151,14 +151,14 @@ class _Said:
     labels_N: np.ndarray
 
 
-def _said(
+def said_of(
     candidates: Sequence[Candidate],
     pinned: Pinned,
     data: Mapping[str, Data],
     is_late: Callable[[], bool],
-) -> _Said:
+) -> Said:
     """Those whose weights can be read and are finite, and what they say."""
-    said = _Said([], [], np.zeros(0))
+    said = Said([], [], np.zeros(0))
     for place, one in enumerate(candidates):
         if is_late() and len(said.usable) > 1:
             log.info("An ensemble is chosen among %d of %d trials", place, len(candidates))

@@ -171,7 +171,7 @@ ASKED = {
 
 def choose(monkeypatch: pytest.MonkeyPatch, head: float, *tuned: float) -> None:
     """The ensemble is of a head and of trials with these weights, whatever they say."""
-    real = together._said
+    real = together.said_of
 
     def said(candidates: Sequence[Any], *more: Any) -> Any:
         found = real(candidates, *more)
@@ -183,7 +183,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, head: float, *tuned: float) -> None:
         monkeypatch.setattr(together.greedy, "choose", lambda *given: ensemble)
         return found
 
-    monkeypatch.setattr(together, "_said", said)
+    monkeypatch.setattr(together, "said_of", said)
 
 
 @pytest.mark.usefixtures("ray_session")
