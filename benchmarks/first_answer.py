@@ -38,8 +38,8 @@ from benchmarks import looks, task_tables  # noqa: E402
 from raypipe.artifacts.settings import ArtifactsConfig  # noqa: E402
 from raypipe.config import replace, validate  # noqa: E402
 from raypipe.feed.dataset import pin  # noqa: E402
-from raypipe.registry import tracking  # noqa: E402
-from raypipe.search import contenders, first_answer, leaderboard  # noqa: E402
+from raypipe.registry.store import open_store  # noqa: E402
+from raypipe.search import contenders, first_answer, leaderboard, trial_files  # noqa: E402
 from raypipe.search.leaderboard import Trial  # noqa: E402
 from raypipe.search.space import portfolio  # noqa: E402
 from raypipe.train import trainer  # noqa: E402
@@ -89,10 +89,10 @@ def measured(task: str, seed: int, home: Path, seconds: float | None) -> dict[st
     best = best_of(cold.trials, job)
     began = time.perf_counter()
     best_job = replace(job, best.changes)
-    result = leaderboard.training_result("first", pinned.version, pinned.classes, best)
+    result = trial_files.training_result("first", pinned.version, pinned.classes, best)
     prepared = Prepared(lambda: trainer.prepare(best_job, pinned))
     planned = Plan(best_job, pinned, "first", folder / "cold", prepared)
-    store = tracking.open_store(job.run, job.registry, ArtifactsConfig())
+    store = open_store(job.run, job.registry, ArtifactsConfig())
     digest = task_tables.digest(table)
     looks.note(task, f"seed {seed}, {digest}", "python -m benchmarks.first_answer", DROPPED)
     publish(store, planned, result, "search")

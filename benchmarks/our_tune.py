@@ -31,11 +31,12 @@ from raypipe.cli.console import Console
 from raypipe.config import replace, validate
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.job import Job
-from raypipe.search import first_answer, leaderboard, together, tuner
+from raypipe.search import feasible, first_answer, leaderboard, together, trial_files
 from raypipe.search.budget import Ending, Speed
-from raypipe.search.leaderboard import SearchResult, Trial
+from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger, TooShort
 from raypipe.search.presets import Preset
+from raypipe.search.result import SearchResult
 from raypipe.search.settings import SearchConfig
 from raypipe.search.trials.standing import Standing
 from raypipe.train.stopping import Mode, improved
@@ -121,7 +122,7 @@ def _first(job: Job, rows: Pinned, curve: Curve, folder: Path) -> tuple[Line, Wi
     """The first answer in its own time, but not more than the budget; then its ensemble if the
     preset has one, else its best head.
     """
-    training, cfg = tuner.one_worker(job.training), job.search
+    training, cfg = feasible.one_worker(job.training), job.search
     rule, place = training.train.stopping, folder / "first"
     seconds = min(first_answer.SECONDS, curve.budget_s)
 
@@ -138,7 +139,7 @@ def _first(job: Job, rows: Pinned, curve: Curve, folder: Path) -> tuple[Line, Wi
         ensemble = together.make(joining, cfg, rows, heads.data, place)
     if ensemble is not None:
         best = next(trial for trial in ranked if trial.name == ensemble.members[0])
-    result = leaderboard.training_result("first", rows.version, rows.classes, best)
+    result = trial_files.training_result("first", rows.version, rows.classes, best)
     name = best.name
     if ensemble is not None:
         result = with_(result, metrics=ensemble.metrics, checkpoint=ensemble.checkpoint)

@@ -29,7 +29,7 @@ from raypipe.config import replace
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.job import Job
 from raypipe.models.backbones import BACKBONES
-from raypipe.search import tuner
+from raypipe.search import feasible
 from raypipe.search.contenders import STAGES
 from raypipe.search.presets import MANY
 from raypipe.search.schedulers.tune_schedulers import asha
@@ -55,10 +55,10 @@ def search(asked: Line, job: Job) -> tuple[Line, Winner, Pinned]:
     The clock starts here: decoding and features count. Raises NoModel.
     """
     began = time.monotonic()
-    training = tuner.one_worker(job.training)
+    training = feasible.one_worker(job.training)
     rows = pin(training.table, training.feed, kind=training.model.task)
-    cfg, _ = tuner.check(training, job.search, rows)
-    cfg, space = tuner.check(training, with_stages(cfg, training.model.name), rows)
+    cfg, _ = feasible.check(training, job.search, rows)
+    cfg, space = feasible.check(training, with_stages(cfg, training.model.name), rows)
     training = space.job  # with the epochs that a search with this budget has
     peer = PEERS[asked["method"]](training, cfg, space)
     data = prepare_data(training, rows, _wanted(space, peer))

@@ -135,7 +135,8 @@ class Bench:
 def forward_s() -> float:
     """CPU seconds of an image's inference at SIDE_PX: what calibrates the cost model. Others use
     the machine, so the clock is the process's own."""
-    from raypipe.models.zoo import CPU_BATCH, ImageModel, ModelConfig
+    from raypipe.models.predictor import CPU_BATCH
+    from raypipe.models.zoo import ImageModel, ModelConfig
 
     net = ImageModel(ModelConfig(name="efficientnet_lite0", side_px=SIDE_PX), 2).for_inference()
     pixels_BHWC = np.zeros((CPU_BATCH, SIDE_PX, SIDE_PX, 3), np.uint8)

@@ -150,7 +150,8 @@ def _emoji() -> Draw:
 
 def here(sides: Sides, seed: int) -> dict[str, bool]:
     """Which detectors of raypipe's own alarm, each asked alone; and mmd + ks together."""
-    from raypipe.watch.detect import DriftConfig, Seen, detect
+    from raypipe.watch.detect import DriftConfig, detect
+    from raypipe.watch.sides import Seen
     from raypipe.watch.superiority import holm
 
     # Its own number of permutations: settings would ask for more of so many tests at once.

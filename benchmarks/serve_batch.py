@@ -88,12 +88,13 @@ def store_of(folder: Path, name: str, side_px: int | None = None) -> tuple[Any, 
 
     from raypipe.config import RunConfig
     from raypipe.models.zoo import ImageModel, ModelConfig
-    from raypipe.registry import package, promote, tracking
+    from raypipe.registry import package, promote, runs
     from raypipe.registry.package import Reference
+    from raypipe.registry.store import open_store
     from raypipe.registry.tracking import RegistryConfig
 
     run = RunConfig(name=name, dir=str(folder / "run"))
-    store = tracking.open_store(run, RegistryConfig())
+    store = open_store(run, RegistryConfig())
     if promote.champion(store) is None:
         torch.manual_seed(0)
         pretrained = name == "efficientnet_lite0"
@@ -102,7 +103,7 @@ def store_of(folder: Path, name: str, side_px: int | None = None) -> tuple[Any, 
         width = model.head.features
         reference = Reference(np.zeros((2, width)), np.full((2, 3), 1 / 3), ("a", "b"))
         built = package.build(folder / "package", model, cfg, ("a", "b", "c"), reference, {})
-        with tracking.run(store, "made", "train", {}, None) as run_id:
+        with runs.run(store, "made", "train", {}, None) as run_id:
             pass
         version = promote.register(store, run_id, built, name, {})
         promote.promote(store, version, expected=None)

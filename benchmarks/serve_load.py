@@ -160,9 +160,9 @@ class Clients:
 
 def another(store: Any, folder: Path, key: str) -> Any:
     """One more version of the same package."""
-    from raypipe.registry import promote, tracking
+    from raypipe.registry import promote, runs
 
-    with tracking.run(store, key, "train", {}, None) as run_id:
+    with runs.run(store, key, "train", {}, None) as run_id:
         pass
     return promote.register(store, run_id, folder, key, {})
 

@@ -34,17 +34,9 @@ from raypipe.work.evaluate import Evaluated
 from raypipe.work.find import defaults
 from raypipe.work.model import Model
 from raypipe.work.names import run_of
-from raypipe.work.results import (
-    Cleaned,
-    Drifted,
-    Followed,
-    Ingested,
-    Predicted,
-    Retrained,
-    Searched,
-    Trained,
-    Waited,
-)
+from raypipe.work.results.data import Cleaned, Followed, Ingested, Predicted
+from raypipe.work.results.models import Searched, Trained
+from raypipe.work.results.watching import Drifted, Retrained, Waited
 
 PathLike = str | Path
 

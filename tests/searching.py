@@ -6,7 +6,7 @@ from typing import Any
 
 from raypipe.job import Job
 from raypipe.search import tuner
-from raypipe.search.leaderboard import SearchResult
+from raypipe.search.result import SearchResult
 
 
 def search(job: Job, *progress: Any, **more: Any) -> SearchResult:

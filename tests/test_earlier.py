@@ -18,10 +18,11 @@ import yaml
 
 from raypipe.config import RunConfig, validate
 from raypipe.errors import DataError
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote, runs
 from raypipe.registry.package import Package
-from raypipe.registry.tracking import RegistryConfig, Store
-from raypipe.search import leaderboard
+from raypipe.registry.store import Store, open_store
+from raypipe.registry.tracking import RegistryConfig
+from raypipe.search import trial_files
 from raypipe.serve.predicted_rows import FORMAT
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable
@@ -55,7 +56,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def store(left: Path) -> Store:
-    return tracking.open_store(RunConfig(name="old", dir=str(left / "run")), RegistryConfig())
+    return open_store(RunConfig(name="old", dir=str(left / "run")), RegistryConfig())
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +155,7 @@ def test_its_retrain_goes_on_from_its_champion(
 ) -> None:
     first = next(v for v in promote.versions(store) if v.version == 1)
     if first.seal is None:
-        seal = Package(next((left / "run" / "packages").glob(f"{first.tags[tracking.KEY]}"))).seal
+        seal = Package(next((left / "run" / "packages").glob(f"{first.tags[runs.KEY]}"))).seal
         store.client.set_model_version_tag("old", "1", promote.SEAL, seal)
     code, out, err = cli(
         "retrain", job, "watch.force=true", "run.seed=8", "watch.retrain_samples=1", "--json"
@@ -173,7 +174,7 @@ def test_checkpoints_and_searches_are_read_right(left: Path) -> None:
         assert saved.state.epoch == 1 and len(saved.state.history) == 1
         assert all(np.isfinite(t.numpy()).all() for t in saved.weights.values())
     (file,) = (left / "run" / "search").glob("*/result.json")
-    trials, stopped, decoded = leaderboard.read(file)
+    trials, stopped, decoded = trial_files.read(file)
     assert len(trials) == 2 and stopped is None and decoded
     assert trials[0].metric >= trials[1].metric and set(trials[0].changes) == {"train.lr"}
 

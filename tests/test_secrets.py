@@ -281,12 +281,12 @@ def test_a_missing_variable_for_the_store_is_one_message(
 ) -> None:
     monkeypatch.delenv("OUR_MLFLOW", raising=False)
     from raypipe.config import RunConfig
-    from raypipe.registry import tracking
+    from raypipe.registry.store import open_store
 
     with pytest.raises(
         ConfigError, match=r"environment variable OUR_MLFLOW is not set.*export OUR_MLFLOW"
     ):
-        tracking.open_store(RunConfig(dir=str(tmp_path)), RegistryConfig(uri="env:OUR_MLFLOW"))
+        open_store(RunConfig(dir=str(tmp_path)), RegistryConfig(uri="env:OUR_MLFLOW"))
 
 
 @pytest.mark.parametrize("kind", [ValueError, DataError])

@@ -12,10 +12,11 @@ from typing import Any
 
 from benchmarks.scale.memory import peak_mb
 from benchmarks.scale.simulated import FILE_GB, Search
-from raypipe.registry import tracking
-from raypipe.search import leaderboard
+from raypipe.registry import runs
+from raypipe.registry.store import open_store
 from raypipe.search import page as search_page
-from raypipe.search.leaderboard import SearchResult
+from raypipe.search import trial_files
+from raypipe.search.result import SearchResult
 from raypipe.tables.table import TableVersion
 from raypipe.train import publish
 
@@ -25,8 +26,8 @@ class Read:
 
     def __init__(self) -> None:
         self.tb = 0.0
-        self._check = leaderboard._has_finite_weights
-        leaderboard._has_finite_weights = self
+        self._check = trial_files._has_finite_weights
+        trial_files._has_finite_weights = self
 
     def __call__(self, folder: Path) -> bool:
         self.tb += FILE_GB["weights"] / 1000
@@ -47,20 +48,20 @@ def measure(temporary: str, sizes: dict[str, int]) -> dict[str, Any]:
     }
     began = time.perf_counter()
     file = search.folder / "result.json"
-    leaderboard.write(file, trials, None, 0)
-    leaderboard.read(file)
+    trial_files.write(file, trials, None, 0)
+    trial_files.read(file)
     found["result_json_s"] = time.perf_counter() - began
     found["result_json_mb"] = file.stat().st_size / 1e6
 
     version = TableVersion(str(search.folder / "table"), 1)
     job = search.job
-    best = leaderboard.training_result("key", version, ("a", "b"), trials[0])
+    best = trial_files.training_result("key", version, ("a", "b"), trials[0])
     result = SearchResult("key", job.training, best, tuple(trials), "val_loss", 1.0)
     began = time.perf_counter()
     search_page.section(result)
     found["page_s"] = time.perf_counter() - began
 
-    store = tracking.open_store(job.run, job.registry)
+    store = open_store(job.run, job.registry)
     children = [
         (trial.name, trial.changes, trial.history, {"seconds": 1.0, "device_s": 1.0})
         for trial in trials
@@ -70,7 +71,7 @@ def measure(temporary: str, sizes: dict[str, int]) -> dict[str, Any]:
     found["mlflow_s"] = time.perf_counter() - began
     found["mlflow_ms_per_trial"] = found["mlflow_s"] / len(trials) * 1000
     began = time.perf_counter()
-    tracking.looks(store, version)
+    runs.looks(store, version)
     found["looks_s"] = time.perf_counter() - began
     found["more_mb"] = peak_mb() - before
     return found

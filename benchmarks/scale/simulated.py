@@ -19,7 +19,7 @@ import torch
 
 from raypipe.config import validate
 from raypipe.job import Job
-from raypipe.search import leaderboard
+from raypipe.search import leaderboard, trial_files
 from raypipe.search.kept import Kept, clear
 from raypipe.search.schedulers.tune_schedulers import memory, scheduler
 from raypipe.search.trials import trial_checkpoints
@@ -209,7 +209,7 @@ class Search:
                 path=trial.path, config=trial.config, checkpoint=trial.checkpoint, error=None
             )
             found.append(
-                leaderboard.trial_of(result, rule.metric, rule.mode, self.job.train, folder)
+                trial_files.trial_of(result, rule.metric, rule.mode, self.job.train, folder)
             )
         return self.keeping.result(leaderboard.ranked(found, rule.metric, rule.mode))
 

@@ -26,7 +26,8 @@ from databricks.sdk.errors import NotFound, PermissionDenied
 from raypipe.config import load
 from raypipe.errors import RaypipeError
 from raypipe.job import Job
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote
+from raypipe.registry.store import Store, open_store
 
 # Building an image and starting a node takes minutes; a GPU may take most of an hour.
 UPDATE_S = 3600
@@ -39,7 +40,7 @@ def main(arguments: list[str]) -> int:
     try:
         job = load(Job, Path(asked.config), asked.overrides)
         settings = yaml.safe_load(Path(asked.settings).read_text(encoding="utf-8"))
-        store = tracking.open_store(job.run, job.registry, job.artifacts)
+        store = open_store(job.run, job.registry, job.artifacts)
         call = WorkspaceClient().api_client.do
         print(follow(call, store, settings, asked.name, asked.readers, asked.create == "true"))
     except RaypipeError as e:
@@ -67,7 +68,7 @@ def _asked(arguments: list[str]) -> argparse.Namespace:
 
 
 def follow(
-    call: Call, store: tracking.Store, settings: dict[str, Any], name: str, readers: str, make: bool
+    call: Call, store: Store, settings: dict[str, Any], name: str, readers: str, make: bool
 ) -> str:
     """Bring the endpoint to the champion's version. Returns what was done, for people.
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from raypipe import report
 from raypipe.config import dump
 from raypipe.job import Job
-from raypipe.registry import promote, tracking
+from raypipe.registry import made_by, promote
 from raypipe.registry.promote import ModelVersion
+from raypipe.registry.store import Store
 from raypipe.search import page as search_page
-from raypipe.search.leaderboard import SearchResult
+from raypipe.search.result import SearchResult
 from raypipe.tables import scan, verdicts
 from raypipe.tables.clean import CleanResult
 from raypipe.tables.table import ImageTable, TableConfig
@@ -26,7 +27,7 @@ SHOWN = 12  # verdicts of cleaning with a picture
 def write(
     job: Job,
     steps: Sequence[report.Step],
-    store: tracking.Store,
+    store: Store,
     found: SearchResult,
     cleaned: list[CleanResult],
     checks: dict[str, CheckResult],
@@ -77,7 +78,7 @@ def write(
                         ImageTable.open(job.table).tags().items(), key=lambda t: t[1]
                     )
                 ),
-                ("Code", tracking.code_commit() or "no checkout"),
+                ("Code", made_by.commit() or "no checkout"),
                 ("MLflow", store.uri),
             ),
             dump(job),

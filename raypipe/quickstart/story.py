@@ -33,9 +33,10 @@ from raypipe.config import replace
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.job import Job
 from raypipe.quickstart import page
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote
 from raypipe.registry.promote import ModelVersion
-from raypipe.search.leaderboard import SearchResult
+from raypipe.registry.store import Store
+from raypipe.search.result import SearchResult
 from raypipe.serve import batch
 from raypipe.tables import scan
 from raypipe.tables.clean import CleanResult, clean
@@ -184,7 +185,7 @@ def _night(
     story: Story,
     console: Console,
     job: Job,
-    store: tracking.Store,
+    store: Store,
     table: TableConfig,
     model: ModelVersion,
     name: str,
@@ -280,7 +281,7 @@ def _summary(
     found: SearchResult,
     checks: dict[str, CheckResult],
     after: RetrainResult,
-    store: tracking.Store,
+    store: Store,
 ) -> dict[str, Any]:
     # A slice without test images is missing.
     by_slice = {s.slice: s for s in after.slices}

@@ -28,7 +28,7 @@ from typing import Any
 from raypipe.errors import DataError, RaypipeError
 from raypipe.registry import catalog, moves
 from raypipe.registry.moves import History, Move
-from raypipe.registry.tracking import Store
+from raypipe.registry.store import Store
 from raypipe.tables import retries
 from raypipe.tables.commits import TRIES, Moved
 

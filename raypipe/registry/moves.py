@@ -32,7 +32,7 @@ from raypipe.tables.provenance import commit_properties
 from raypipe.tables.table import ImageTable
 
 if TYPE_CHECKING:
-    from raypipe.registry.tracking import Store
+    from raypipe.registry.store import Store
 
 Why = Literal["promotion", "rollback", "by hand"]
 SCHEMA = pa.schema(

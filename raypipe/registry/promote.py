@@ -21,7 +21,8 @@ from raypipe.registry import catalog, follow, mlflow_model, patience
 from raypipe.registry.follow import Held
 from raypipe.registry.moves import History, Why
 from raypipe.registry.package import Package
-from raypipe.registry.tracking import KEY, Store
+from raypipe.registry.runs import KEY
+from raypipe.registry.store import Store
 from raypipe.tables import retries
 from raypipe.tables.commits import TRIES, Moved
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from raypipe.registry import catalog
 from raypipe.registry.promote import DECISION, ModelVersion
-from raypipe.registry.tracking import Store, finished_run
+from raypipe.registry.runs import finished_run
+from raypipe.registry.store import Store
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from raypipe.cluster import usage
 from raypipe.cluster.node_reader import SECONDS
 from raypipe.cluster.usage import Nodes
 from raypipe.errors import hidden, one_line
-from raypipe.registry import tracking
-from raypipe.registry.tracking import Store
+from raypipe.registry import runs
+from raypipe.registry.store import Store
 
 LOG = logging.getLogger("raypipe")
 
@@ -48,4 +48,4 @@ def log(store: Store, run_id: str, nodes: Nodes) -> None:
 
 def _node_name(node: str) -> str:
     """A node's name as a part of a metric's name."""
-    return tracking.allowed_name(node).strip(".") or "node"
+    return runs.allowed_name(node).strip(".") or "node"

@@ -5,7 +5,7 @@ are trainings like any other (train/solve/), and lines of the leaderboard by the
 best of all is registered, so the first answer is, if nothing beats it. Which features are read is
 contenders.py's to say.
 
-    search/KEY/reached.json         when each head was fitted (leaderboard.py)
+    search/KEY/reached.json         when each head was fitted (trial_files.py)
     search/KEY/first_answer.json    which readings were chosen, so that a rerun chooses them again
     search/KEY/trials/FIRST-N/      their checkpoints, as a trial's
 
@@ -35,7 +35,8 @@ from raypipe.files import write_atomic
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.search import contenders
 from raypipe.search.contenders import Reading
-from raypipe.search.leaderboard import FIRST, Trial, read_reached, write_reached
+from raypipe.search.leaderboard import FIRST, Trial
+from raypipe.search.trial_files import read_reached, write_reached
 from raypipe.search.trials.epoch_result import metric_of
 from raypipe.search.trials.standing import Reached
 from raypipe.search.trials.trial import data_key

@@ -29,7 +29,7 @@ from raypipe.config import replace as changed
 from raypipe.config import to_json
 from raypipe.errors import RaypipeError
 from raypipe.files import write_atomic
-from raypipe.search import leaderboard
+from raypipe.search import leaderboard, trial_files
 from raypipe.search.leaderboard import Trial
 from raypipe.search.settings import SearchConfig
 from raypipe.search.trials import trial_checkpoints
@@ -136,7 +136,7 @@ class Kept:
         ended = SimpleNamespace(
             path=trial.path, config=trial.config, checkpoint=trial.checkpoint, error=None
         )
-        return leaderboard.trial_of(
+        return trial_files.trial_of(
             ended, rule.metric, rule.mode, train, self._trials, check_weights
         )
 

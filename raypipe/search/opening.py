@@ -15,7 +15,16 @@ from statistics import fmean
 from raypipe.config import replace
 from raypipe.errors import RaypipeError
 from raypipe.feed.dataset import Pinned
-from raypipe.search import budget, contenders, first_answer, kept, leaderboard, networks, variants
+from raypipe.search import (
+    budget,
+    contenders,
+    first_answer,
+    kept,
+    leaderboard,
+    networks,
+    trial_files,
+    variants,
+)
 from raypipe.search.first_answer import FirstAnswer
 from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger, TooShort
@@ -156,7 +165,7 @@ def end_with(
     trials = kept.Kept(job, cfg, folder).result(ranked)
     combine(trials)
     write_reached(folder, first, [], 0.0, rule.mode)
-    leaderboard.write(folder / "result.json", trials, stopped, decoded_images(first.data))
+    trial_files.write(folder / "result.json", trials, stopped, decoded_images(first.data))
     kept.clear(folder, trials)
 
 
@@ -180,4 +189,4 @@ def write_reached(
     """Keep when the search became better: by its first answer, and then by its trials."""
     later = [with_(one, seconds=first.seconds + one.seconds) for one in by_trials]
     reached = leaderboard.so_far([*first.reached, *later], mode)
-    leaderboard.write_reached(folder, reached, first.seconds + trials_s)
+    trial_files.write_reached(folder, reached, first.seconds + trials_s)

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from raypipe import report
-from raypipe.search.leaderboard import SearchResult
 from raypipe.search.limits import Variant
+from raypipe.search.result import SearchResult
 from raypipe.search.trials.standing import Reached
 from raypipe.train.stopping import Mode, improved
 

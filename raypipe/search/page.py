@@ -9,11 +9,13 @@ from pathlib import Path
 
 from raypipe import report
 from raypipe.config import dump
-from raypipe.registry import tracking
+from raypipe.registry import made_by
 from raypipe.registry.promote import ModelVersion
+from raypipe.registry.store import Store
 from raypipe.search import refit
 from raypipe.search.importance import importance
-from raypipe.search.leaderboard import SearchResult, Trial
+from raypipe.search.leaderboard import Trial
+from raypipe.search.result import SearchResult
 from raypipe.search.trials.epoch_result import metric_of
 from raypipe.train.stopping import FITTED
 
@@ -93,7 +95,7 @@ def ranking(result: SearchResult) -> dict[str, str]:
 def write(
     result: SearchResult,
     version: ModelVersion,
-    store: tracking.Store,
+    store: Store,
     tested: Mapping[str, float],
     usd_per_device_s: float | None = None,
     parts: tuple[report.Block, ...] = (),
@@ -111,7 +113,7 @@ def write(
         _facts(result, version, tested, usd_per_device_s),
     )
     # Where the model comes from: commit, registry and the whole job.
-    sources = (("Code", tracking.code_commit() or "no checkout"), ("MLflow", store.uri))
+    sources = (("Code", made_by.commit() or "no checkout"), ("MLflow", store.uri))
     lineage = report.Lineage(sources, dump(result.job))
     trials = section(result, usd_per_device_s)
     page = report.Page(header, search=trials, blocks=parts, lineage=lineage)

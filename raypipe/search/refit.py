@@ -19,7 +19,7 @@ from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.models import finite
 from raypipe.search import contenders
-from raypipe.search.leaderboard import SearchResult
+from raypipe.search.result import SearchResult
 from raypipe.search.settings import SearchConfig
 from raypipe.train import checkpoint, trainer
 from raypipe.train.job import TrainJob, TrainResult

@@ -45,8 +45,8 @@ from raypipe.files import owned
 from raypipe.models.ensemble import Member
 from raypipe.models.intervals import wilson
 from raypipe.models.zoo import ModelConfig
-from raypipe.search import leaderboard, refit, variants
-from raypipe.search.leaderboard import SearchResult
+from raypipe.search import refit, trial_files, variants
+from raypipe.search.result import SearchResult
 from raypipe.search.schedulers import mutations
 from raypipe.search.settings import SearchConfig
 from raypipe.train import checkpoint, ensembles
@@ -185,7 +185,7 @@ def alone(found: SearchResult, name: str) -> SearchResult:
     trial = next(trial for trial in found.trials if trial.name == name)
     others = tuple(one for one in found.trials if one is not trial)
     best = found.best
-    trained = leaderboard.training_result(found.key, best.version, best.classes, trial)
+    trained = trial_files.training_result(found.key, best.version, best.classes, trial)
     job = mutations.job_of(found.searched, trial.changes, trial.schedule)
     return with_(found, job=job, best=trained, trials=(trial, *others), members=(), shares=())
 

@@ -18,7 +18,7 @@ from ray import tune
 
 from raypipe.errors import RaypipeError, one_line
 from raypipe.failures import find_own
-from raypipe.search import leaderboard
+from raypipe.search import leaderboard, trial_files
 from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger
 from raypipe.search.schedulers import mutations
@@ -157,7 +157,7 @@ def _has_own_checkpoint(result: Any, trials: Path) -> bool:
 def _trial_of(result: Any, job: TrainJob, monitor: Monitor, folder: Path) -> Trial:
     """The leaderboard's trial of one of Tune's results."""
     rule = job.train.stopping
-    trial = leaderboard.trial_of(result, rule.metric, rule.mode, job.train, folder / "trials")
+    trial = trial_files.trial_of(result, rule.metric, rule.mode, job.train, folder / "trials")
     failures = monitor.failures.get(trial.name, 0)
     # A search that an older version began has no record of it.
     held = monitor.held.get(trial.name, Held(trial.seconds))

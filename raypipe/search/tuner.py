@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from dataclasses import replace as with_
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,29 +28,30 @@ from ray import tune
 
 from raypipe.cluster.recorder import recorded
 from raypipe.cluster.usage import FILE as USAGE
-from raypipe.config import key_of, replace, save
-from raypipe.errors import ConfigError, DataError
+from raypipe.config import key_of, save
 from raypipe.feed.dataset import Pinned, pin
-from raypipe.models.zoo import ModelConfig
 from raypipe.search import (
+    feasible,
+    finished,
     first_answer,
     kept,
     leaderboard,
     opening,
-    refit,
+    several,
     soup,
     together,
+    trial_files,
     tune_run,
     variants,
 )
 from raypipe.search.first_answer import FirstAnswer
-from raypipe.search.leaderboard import SearchResult, Trial
+from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger, TooShort
 from raypipe.search.limits import SearchLimits
+from raypipe.search.result import SearchResult
 from raypipe.search.schedulers import mutations, pbt
 from raypipe.search.schedulers.thaw_scheduler import freeze_thaw
 from raypipe.search.schedulers.tune_schedulers import drawn_ahead, scheduler
-from raypipe.search.searchers import optuna_search
 from raypipe.search.searchers.tune_searchers import annealed_in, candidates, plan, searcher
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import defaults
@@ -60,96 +59,18 @@ from raypipe.search.space import parse as spaces
 from raypipe.search.space.space import Space
 from raypipe.search.trials import saved_state, tune_patches
 from raypipe.search.trials.monitor import Listener, Monitor
-from raypipe.search.trials.trial import data_key, folder_name
+from raypipe.search.trials.trial import folder_name
 from raypipe.search.trials.trial_data import decoded_images, prepare_data
 from raypipe.search.trials.trial_resources import gpu_share, plan_resources
 from raypipe.search.warm_start import earlier
-from raypipe.train import checkpoint
 from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob
-from raypipe.train.launch import check_workers, require_shared_folder, wants_gpu
-from raypipe.train.spark_place import refuse
+from raypipe.train.launch import require_shared_folder
 from raypipe.train.stopping import OF_BUDGET
-from raypipe.train.trainer import check_start, prepare
-from raypipe.train.worker import Data, validate
+from raypipe.train.trainer import prepare
+from raypipe.train.worker import Data
 
 log = logging.getLogger("raypipe")
-
-
-def check(
-    job: TrainJob,
-    cfg: SearchConfig,
-    pinned: Pinned | None = None,
-    resources: Mapping[str, float] | None = None,
-) -> tuple[SearchConfig, Space]:
-    """The search with its space filled in, and that space, parsed; `space.job` is the trials' job.
-
-    pinned: the job's rows; a default space depends on their numbers. resources: of the cluster that
-    will search; None: those of the joined one.
-
-    Raises ConfigError or ClusterError if the search cannot run. Nothing is written before.
-    """
-    refuse(job, "A search")
-    resources = dict(resources or ray.cluster_resources())
-    # What the cluster and the installation must have.
-    check_workers(job.train, resources)
-    if cfg.searcher != "random":
-        optuna_search.require()
-    if job.by_epoch:
-        raise ConfigError(
-            "A search draws its trials' values, and by_epoch would set them again",
-            got=f"by_epoch={job.by_epoch}",
-            fix="Set by_epoch={}; search.scheduler=pbt finds values by epoch",
-        )
-    # The space. It is parsed against the whole job, so it comes after the default.
-    gpu = wants_gpu(job.train, resources)
-    counts = pinned.counts if pinned is not None else {}
-    for where, start in _own_starts(cfg):
-        spaces.check_start(where, start, job)
-    job = defaults.within_budget(job, cfg, counts, gpu)
-    cfg = defaults.with_default_space(job, cfg, counts, gpu)
-    space = spaces.parse(cfg.space or {}, job)
-    if not space.fields and cfg.samples > 1:
-        raise ConfigError(
-            "search.space has no field, so all trials would be the same one",
-            got=f"search.samples={cfg.samples}",
-            fix="Name fields, leave search.space out (raypipe then has one), or use raypipe train",
-        )
-    for name in ("train.batch_size", "train.lr"):
-        if "auto" in space.values(name):
-            raise ConfigError(
-                f"A search cannot draw {name}=auto",
-                rule="auto is found once, before the search",
-                fix="Draw numbers",
-            )
-    if cfg.populated:
-        pbt.check(cfg, space)
-    # What other parts of a search refuse; here, so that no trial is lost by it.
-    refit.check(job, cfg)
-    if pinned is not None:
-        refit.check_splits(job, cfg, pinned)
-    check_start(job)
-    plan_resources(job, cfg, resources, cfg.samples * len(space.cells))
-    return cfg, space
-
-
-def _own_starts(cfg: SearchConfig) -> list[tuple[str, dict[str, Any]]]:
-    """The starts that somebody has set, each with its name."""
-    starts = [("search.start", cfg.start or {})]
-    for number, start in enumerate(cfg.starts or ()):
-        starts.append((f"search.starts.{number}", start))
-    return starts
-
-
-def one_worker(job: TrainJob) -> TrainJob:
-    """`train.workers=auto` of a search: trials side by side use devices better than workers that
-    wait for each other.
-    """
-    if job.train.workers != "auto":
-        return job
-    # Not config.replace: it would mark every field as set, and the default space leaves out what
-    # the user set.
-    return job.model_copy(update={"train": job.train.model_copy(update={"workers": 1})})
 
 
 def search(
@@ -167,9 +88,9 @@ def search(
     Raises ConfigError or ClusterError if the search cannot run, RaypipeError if no trial is usable.
     """
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
-    job = one_worker(job)
-    own_starts = _own_starts(cfg)
-    cfg, space = check(job, cfg, rows)
+    job = feasible.one_worker(job)
+    own_starts = feasible.own_starts(cfg)
+    cfg, space = feasible.check(job, cfg, rows)
     for where, start in own_starts:
         for value in spaces.left_out(start, space):
             log.warning("%s: no trial of this space has %s, so it is left out", where, value)
@@ -199,7 +120,7 @@ def search(
                 with recorded(folder / USAGE, job.cluster.usage_every_s):
                     _search_into(folder, cfg, space, rows, progress, ledger)
     seconds = time.perf_counter() - started
-    return _result(folder, key, space, rows, seconds)
+    return finished.result_of(folder, key, space, rows, seconds)
 
 
 def _in_key(cfg: SearchConfig) -> dict[str, Any]:
@@ -255,7 +176,7 @@ def _search_into(
     def end_with_it(why: str) -> None:
         def combine(heads: list[Trial]) -> None:
             if cfg.ensemble > 1:
-                _combine(folder, job, cfg, heads, pinned, first.data, ledger)
+                several.ensemble(folder, job, cfg, heads, pinned, first.data, ledger)
 
         opening.end_with(folder, job, cfg, first, why, combine)
 
@@ -300,141 +221,11 @@ def _search_into(
     # After the last trial. A kill before the last line repeats these steps.
     mutations.write_schedule(folder / "schedule.yaml", trials[0].schedule)
     if cfg.soup > 1 and trials[0].drawn:
-        _average_best(job, cfg.soup, trials, pinned, data, folder, ledger)
+        several.soup_of_best(job, cfg.soup, trials, pinned, data, folder, ledger)
     if cfg.ensemble > 1:
-        _combine(folder, job, cfg, trials, pinned, data, ledger)
-    leaderboard.write(folder / "result.json", trials, stopped, decoded_images(data))
+        several.ensemble(folder, job, cfg, trials, pinned, data, ledger)
+    trial_files.write(folder / "result.json", trials, stopped, decoded_images(data))
     kept.clear(folder, trials)
-
-
-def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float) -> SearchResult:
-    """The result of a finished search, read from its folder."""
-    job = space.job
-    trials, stopped, decoded = leaderboard.read(folder / "result.json")
-    # A kill may have come right after result.json.
-    kept.clear(folder, trials)
-    best = trials[0]
-    if best.checkpoint is None:  # an older version may have kept such a search
-        raise tune_run.nothing_usable(len(trials), folder)
-    # The model is that of the best trial, the average of several, or their ensemble.
-    average, ensemble = soup.read(folder), together.read(folder)
-    if ensemble is not None:
-        # Its first member's job; a soup is of the best trial's.
-        best = next((trial for trial in trials if trial.name == ensemble.members[0]), best)
-    model = ensemble or average
-    registered = str(best.checkpoint) if model is None else model.checkpoint
-    _require_whole(folder, registered)
-    # Beside a mean of several, the best trial's is asked for its state alone.
-    _require_whole(folder, str(best.checkpoint), hashes=False)
-    trained = leaderboard.training_result(key, pinned.version, pinned.classes, best)
-    if model is not None:
-        trained = with_(trained, metrics=model.metrics, checkpoint=model.checkpoint)
-    # Clocks decide in a search, and another folder may have come to another model: its registered
-    # version is not this one's.
-    made_of = checkpoint.weights_digest(Path(trained.checkpoint))
-    shares = ensemble.shares if ensemble is not None else ()
-    trained = with_(trained, key=key_of(key, made_of, *shares))
-    reached, ran_s = leaderboard.read_reached(folder)
-    return SearchResult(
-        key=key,
-        job=mutations.job_of(job, best.changes, best.schedule),
-        best=trained,
-        trials=trials,
-        metric=job.train.stopping.metric,
-        seconds=seconds,
-        stopped=stopped,
-        decoded=decoded,
-        full_epochs=sum(trial.whole(job.train.epochs) for trial in trials if trial.drawn),
-        members=model.members if model else (),
-        shares=shares,
-        pinned=pinned,
-        models=_models(job, trials),
-        searched=job,
-        reached=reached,
-        ran_s=ran_s,
-    )
-
-
-def _require_whole(folder: Path, path: str, hashes: bool = True) -> None:
-    """Raise DataError if a checkpoint is not what was written."""
-    problem = checkpoint.verify(Path(path), hashes)
-    if problem is not None:
-        raise DataError(
-            "The search has ended, and the weights of its model are damaged",
-            got=f"{path}: {problem}",
-            rule="Nothing altered is loaded",
-            fix=f"Remove {folder / 'result.json'}, and run the same command again: it chooses "
-            "among the trials whose weights are whole (search.keep says how many are kept)",
-        )
-
-
-def _models(job: TrainJob, trials: Sequence[Trial]) -> dict[str, ModelConfig]:
-    """Each trial's model, by its name; without those of older searches that are refused today."""
-    found = {}
-    for trial in trials:
-        with suppress(ConfigError):
-            found[trial.name] = replace(job, trial.changes).model
-    return found
-
-
-def _combine(
-    folder: Path,
-    job: TrainJob,
-    cfg: SearchConfig,
-    trials: list[Trial],
-    pinned: Pinned,
-    data: dict[str, Data],
-    ledger: Ledger,
-) -> None:
-    """Make an ensemble of the trials, if one is better and there is time to find it."""
-    average = soup.read(folder)
-    checkpoint = None if average is None else average.checkpoint
-    joining = together.candidates(job, trials, cfg, checkpoint)
-    # Its seconds were a part of the ending.
-    ledger.combined = ledger.chosen = 0
-    try:
-        with ledger.reading(is_answered=True, phase="ensemble"):
-            together.make(joining, cfg, pinned, data, folder, ledger.choosing())
-    except TooShort:
-        ledger.notes.append("No ensemble: there was no time to choose one")
-    ledger.lap("ensemble")
-
-
-def _average_best(
-    job: TrainJob,
-    most: int,
-    trials: list[Trial],
-    pinned: Pinned,
-    data: dict[str, Data],
-    folder: Path,
-    ledger: Ledger,
-) -> None:
-    """Average the weights of up to `most` of the best trials, if there is time to judge means.
-
-    Only trials that train on the same arrays as the best one take part.
-    """
-    best_job = replace(job, trials[0].changes)
-    key = data_key(best_job)
-    # Weights of another backbone or resolution cannot be averaged, and the validation arrays
-    # below are those of the best trial.
-    # Heads of a first answer have other shapes.
-    drawn = [trial for trial in trials if trial.kept and trial.drawn]
-    alike = [trial for trial in drawn if data_key(replace(job, trial.changes)) == key]
-    rule = job.train.stopping
-    # Its seconds were a part of the ending.
-    ledger.combined = max(0, ledger.combined - most * pinned.counts[job.feed.val])
-    try:
-        with ledger.reading(is_answered=True, phase="soup"):
-            soup.make(
-                alike[:most],
-                lambda weights: validate(best_job, data[key], weights),
-                rule.metric,
-                rule.mode,
-                folder,
-            )
-    except TooShort:
-        ledger.notes.append("No soup: there was no time to judge one")
-    ledger.lap("soup")
 
 
 @dataclass(frozen=True)

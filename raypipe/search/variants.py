@@ -26,8 +26,8 @@ from raypipe.models.predictor import Predictor
 from raypipe.models.spread import Spread
 from raypipe.models.zoo import NOT_SHAPE, ImageModel, ModelConfig
 from raypipe.search import limits, refit
-from raypipe.search.leaderboard import SearchResult
 from raypipe.search.limits import Variant
+from raypipe.search.result import SearchResult
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space.space import Space
 from raypipe.serve import latency

@@ -22,7 +22,7 @@ import yaml
 from raypipe.config import to_json
 from raypipe.errors import DataError
 from raypipe.files import write_atomic
-from raypipe.search import leaderboard
+from raypipe.search import trial_files
 from raypipe.search.space.space import Changes, Space
 from raypipe.tables.address import resolve
 from raypipe.train.job import TrainJob
@@ -64,7 +64,7 @@ def _hints_of(other: Path, job: TrainJob, space: Space) -> Iterator[Earlier]:
     try:
         config = yaml.safe_load((other / "config.yaml").read_text(encoding="utf-8"))
         same = _same_question(config, job)
-        trials, _, _ = leaderboard.read(other / "result.json")
+        trials, _, _ = trial_files.read(other / "result.json")
     except (OSError, ValueError, KeyError, TypeError, DataError, yaml.YAMLError):
         return
     if not same:

@@ -25,7 +25,7 @@ from raypipe.config import RunConfig, Section, key_of
 from raypipe.errors import DataError, Unreachable
 from raypipe.registry import promote
 from raypipe.registry.promote import ModelVersion
-from raypipe.registry.tracking import Store
+from raypipe.registry.store import Store
 from raypipe.serve import pieces, since, workers
 from raypipe.serve.commits import Calls, Commits, Stopped
 from raypipe.serve.links import batches, finished, links, read_rows

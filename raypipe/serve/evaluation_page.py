@@ -8,7 +8,7 @@ from pathlib import Path
 from raypipe import report
 from raypipe.models.slices import Slice, Sliced
 from raypipe.models.tasks import NUMERIC
-from raypipe.registry import quality_parts, tracking
+from raypipe.registry import made_by, quality_parts
 from raypipe.registry.quality_parts import value
 from raypipe.serve.evaluation import Evaluation, in_words
 
@@ -24,7 +24,7 @@ def write(found: Evaluation, key: str, path: Path, caution: str = "") -> Path:
         ("Images", f"{found.quality.images:,}"),
         ("Not judged", skipped or "none"),
         *((("Caution", caution),) if caution else ()),
-        ("Code", (tracking.code_commit() or "no checkout")[:12]),
+        ("Code", (made_by.commit() or "no checkout")[:12]),
     )
     header = report.Header(
         f"Evaluation of {found.model}", headline(found), key, datetime.now(timezone.utc), facts

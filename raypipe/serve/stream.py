@@ -25,7 +25,7 @@ from raypipe.config import RunConfig
 from raypipe.errors import ClusterError, ConfigError, one_line
 from raypipe.registry import promote
 from raypipe.registry.promote import ModelVersion
-from raypipe.registry.tracking import Store
+from raypipe.registry.store import Store
 from raypipe.serve import batch
 from raypipe.serve.batch import Calls, NothingToPredict, PredictConfig, Stopped
 from raypipe.serve.signals import stopping

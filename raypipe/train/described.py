@@ -22,7 +22,7 @@ from raypipe.models.ensemble import Member
 from raypipe.models.quality import quality
 from raypipe.models.tasks import NUMERIC, tags
 from raypipe.models.zoo import ModelConfig
-from raypipe.registry import tracking
+from raypipe.registry import made_by
 from raypipe.registry.card import Card, Judged, SliceMetrics
 from raypipe.registry.mlflow_model import requirements
 from raypipe.tables import label_column, scan
@@ -68,7 +68,7 @@ def card(
         facts=(
             *_architecture(job, members),
             ("Epochs", epochs(job, result, averaged, is_ensemble=bool(members))),
-            ("Code", (tracking.code_commit() or "no checkout")[:12]),
+            ("Code", (made_by.commit() or "no checkout")[:12]),
             ("Key", result.key),
         ),
         data=_data(job, pinned),

@@ -18,10 +18,10 @@ from raypipe.errors import hidden
 from raypipe.feed.dataset import Pinned
 from raypipe.files import file_lock
 from raypipe.models.ensemble import EnsembleModel
-from raypipe.registry import package, promote, system_metrics, tracking
+from raypipe.registry import made_by, package, promote, runs, system_metrics
 from raypipe.registry.card import HTML, MARKDOWN, html, markdown
 from raypipe.registry.promote import ModelVersion
-from raypipe.registry.tracking import Store
+from raypipe.registry.store import Store
 from raypipe.tables import scan
 from raypipe.train import learned, origin, shifted, unseen
 from raypipe.train.described import card
@@ -98,7 +98,7 @@ def _publish(
         "metrics": result.metrics,
         "best_epoch": result.best_epoch,
         "key": result.key,
-        "code_commit": tracking.code_commit(),
+        "code_commit": made_by.commit(),
         "config": config,
     }
     # A killed publication may have left half a package.
@@ -116,7 +116,7 @@ def _publish(
         "seconds": round(severity.seconds, 2),
     }
     # The card is part of the package, so that it travels and is hashed with it.
-    looks = tracking.looks(store, pinned.version)
+    looks = runs.looks(store, pinned.version)
     members = model.members if isinstance(model, EnsembleModel) else ()
     described = card(job, pinned, result, held_out, store.model, looks, members)
     pages = {HTML: html(described), MARKDOWN: markdown(described)}
@@ -136,7 +136,7 @@ def _publish(
     package.build(folder, model, job.model, result.classes, reference, facts, extra)
     run_id = _log(store, job, result, name, config, children, nodes)
     for file, text in pages.items():
-        tracking.log_text(store, run_id, text, file)
+        runs.log_text(store, run_id, text, file)
     tags = {
         "raypipe.table": str(result.version),
         "raypipe.task": job.model.task,
@@ -145,7 +145,7 @@ def _publish(
         **_tags(made),
     }
     if pinned.version.origin:
-        tags[tracking.PREPARED_FROM] = pinned.version.origin
+        tags[runs.PREPARED_FROM] = pinned.version.origin
     if calibrated is not None:
         tags[CALIBRATION] = to_json(asdict(calibrated))
     return promote.register(store, run_id, Path(folder), key, tags)
@@ -190,14 +190,14 @@ def _log(
     """Log the run and the trials to MLflow; the run's id."""
 
     def log_into(run_id: str) -> None:
-        tracking.log_history(store, run_id, result.history)
-        tracking.log_text(store, run_id, dump(job), "config.yaml")
+        runs.log_history(store, run_id, result.history)
+        runs.log_text(store, run_id, dump(job), "config.yaml")
         for child, params, history, cost in children:
-            with tracking.run(
+            with runs.run(
                 store, f"{result.key}/{child}", child, params, result.version, parent=run_id
             ) as child_id:
-                tracking.log_history(store, child_id, history)
-                tracking.log_metrics(store, child_id, cost)
+                runs.log_history(store, child_id, history)
+                runs.log_metrics(store, child_id, cost)
         system_metrics.log(store, run_id, nodes)
 
-    return tracking.once(store, result.key, name, config, result.version, log_into)
+    return runs.once(store, result.key, name, config, result.version, log_into)

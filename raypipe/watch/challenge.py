@@ -13,11 +13,11 @@ from raypipe.feed.dataset import Pinned, pin
 from raypipe.models.ensemble import Member
 from raypipe.monitor.monitor import Monitor
 from raypipe.registry.promote import ModelVersion
-from raypipe.registry.tracking import Store
+from raypipe.registry.store import Store
 from raypipe.report.formats import cell
 from raypipe.search import refit, refit_together, tuner
 from raypipe.search import telling as telling_trials
-from raypipe.search.leaderboard import SearchResult
+from raypipe.search.result import SearchResult
 from raypipe.search.settings import SearchConfig
 from raypipe.train import telling, trainer
 from raypipe.train.job import TrainJob

@@ -26,10 +26,10 @@ from raypipe.errors import DataError, Unreachable
 from raypipe.files import in_name
 from raypipe.images.measure import SEEN
 from raypipe.models.tasks import NUMERIC
-from raypipe.registry import promote, tracking
+from raypipe.registry import made_by, promote, runs
 from raypipe.registry.package import Package, Reference
 from raypipe.registry.promote import ModelVersion
-from raypipe.registry.tracking import Store
+from raypipe.registry.store import Store
 from raypipe.serve import batch
 from raypipe.serve.batch import Brought, Calls, PredictConfig
 from raypipe.tables import between
@@ -47,13 +47,15 @@ from raypipe.watch import (
     severity,
     spans,
 )
-from raypipe.watch.detect import DriftConfig, DriftReport, Seen, detect
+from raypipe.watch.detect import DriftConfig, DriftReport, detect
 from raypipe.watch.evidence_row import FORMAT, ROW, as_row, now, of_row
 from raypipe.watch.feedback_rows import Came, Champion
 from raypipe.watch.pictures import Batch, picture_of
 from raypipe.watch.power import Known
 from raypipe.watch.settings import WatchConfig
-from raypipe.watch.windows import Entry, Waiting, Window, Windows
+from raypipe.watch.sides import Seen
+from raypipe.watch.window_log import Entry
+from raypipe.watch.windows import Waiting, Window, Windows
 
 
 @dataclass(frozen=True)
@@ -231,11 +233,11 @@ def check(
         feedback_rows.keep(run, watch, looked_at, name, champion, gathered)
 
     def log_metrics(run_id: str) -> None:
-        tracking.log_metrics(store, run_id, _metrics(found))
+        runs.log_metrics(store, run_id, _metrics(found))
 
     params = {"drift": drift.model_dump(mode="json"), "model": str(model)}
     params |= {"drift.engine": found.engine, "drift.notes": "; ".join(found.notes)}
-    tracking.once(store, key, f"drift {name}", params, predicted.version, log_metrics)
+    runs.once(store, key, f"drift {name}", params, predicted.version, log_metrics)
 
     # The page is drawn again each time: it is not evidence, and may have been deleted.
     compared = f"{_looked_at(predicted.version, window)} against the reference of {model}"
@@ -323,7 +325,7 @@ def _facts(
         *prepared,
         ("Model", str(model)),
         ("Trained on", model.tags.get("raypipe.table", "?")),
-        ("Code", tracking.code_commit() or "no checkout"),
+        ("Code", made_by.commit() or "no checkout"),
         *((("Labels that came", str(found.feedback)),) if str(found.feedback) else ()),
         *(("Drift tests", note) for note in found.notes),
     )

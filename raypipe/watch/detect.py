@@ -22,22 +22,21 @@ from pydantic import Field, model_validator
 
 from raypipe.config import Section
 from raypipe.errors import DataError
-from raypipe.images.measure import SEEN
-from raypipe.watch import by_domain, engine, groups, projection
+from raypipe.watch import by_domain, engine, groups, projection, sides
 from raypipe.watch.by_domain import MIXTURE
 from raypipe.watch.detectors import DETECTORS
-from raypipe.watch.detectors.detector import Pair, Setting
-from raypipe.watch.domains import Part, Rows
-from raypipe.watch.engine import Engine
+from raypipe.watch.detectors.detector import Found, Setting
+from raypipe.watch.domains import Part
+from raypipe.watch.engine import Choice, Engine
 from raypipe.watch.feedback import NOTHING as NOTHING_CAME
 from raypipe.watch.feedback import Feedback
 from raypipe.watch.settings import LEAST_ROWS
 from raypipe.watch.severity import NOT_ASKED, Severity
+from raypipe.watch.sides import NOTHING, Seen, Side
 from raypipe.watch.superiority import holm
 
-LEAST_P = (
-    1e-300  # Kolmogorov-Smirnov's p underflows to 0 on large batches, and no evidence is certain
-)
+# Kolmogorov-Smirnov's p underflows to 0 on large batches, and no evidence is certain.
+LEAST_P = 1e-300
 
 Name = Literal[
     "mixture",
@@ -55,32 +54,6 @@ Name = Literal[
 
 # Where there is one domain, and no group.
 DEFAULT: tuple[Name, ...] = ("mmd", "ks")
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What else is known of the images of one side, row by row; None: nothing.
-
-    labels_N: predicted classes. looks_NK: the columns of `measure.SEEN`; NaN where an image was not
-    looked at. domains: of reference images, as by_domain.names gives them. groups: images of one
-    name belong together. arrived_N: of a batch, when each image came, in any unit; NaN: unknown.
-    """
-
-    labels_N: Sequence[str] | None = None
-    looks_NK: np.ndarray | None = None
-    domains: Sequence[str] | None = None
-    groups: Sequence[str] | None = None
-    arrived_N: Sequence[float] | None = None
-
-
-NOTHING = Seen()
-
-
-@dataclass(frozen=True)
-class _Side:
-    embedding_ND: np.ndarray
-    scores_NC: np.ndarray
-    seen: Seen
 
 
 @dataclass(frozen=True)
@@ -219,18 +192,19 @@ def detect(
     ref_seen: Seen = NOTHING,
     batch_seen: Seen = NOTHING,
 ) -> DriftReport:
-    """Compare a batch with the champion's reference: embeddings (images, d) and scores (images,
-    classes), finite numbers.
+    """Compare a batch with the champion's reference.
 
-    A detector that looks at what one side does not have is left out, and the report says so. Tests
+    Embeddings have the shape (images, d), scores (images, classes); all numbers are finite. A
+    detector that looks at what one side does not have is left out, and the report says so. Tests
     of Alibi Detect need a connection to Ray. Equal input and seed give an equal report. DataError
     for what cannot be compared.
     """
-    reference = _Side(ref_embedding, ref_scores, ref_seen)
-    batch = _Side(batch_embedding, batch_scores, batch_seen)
-    _check(reference, batch)
-    pairs, missing = _pairs(reference, batch, cfg, seed)
-    known, window = _rows(reference), _rows(batch)
+    reference = Side(ref_embedding, ref_scores, ref_seen)
+    batch = Side(batch_embedding, batch_scores, batch_seen)
+    sides.check(reference, batch)
+    with_arrival = "online" in (cfg.detectors or ())
+    pairs, missing = sides.pairs(reference, batch, cfg.max_rows, seed, with_arrival)
+    known, window = sides.rows_of(reference), sides.rows_of(batch)
     chosen = cfg.detectors or ((MIXTURE,) if by_domain.is_default(known, window) else DEFAULT)
     others = tests([name for name in chosen if name != MIXTURE])
     embedding = pairs["embedding"]
@@ -270,44 +244,52 @@ def detect(
         found += [one for _, one in mixed.found]
         notes, parts = (*notes, *mixed.notes), mixed.parts
 
-    p_values = [max(one.p_value, LEAST_P) for one in found]
-    rejected = holm(p_values, cfg.alpha)
-    levels = thresholds(p_values, len(rejected), cfg.alpha)
-    evidence = tuple(
-        Evidence(
-            detector=name,
-            on=on,
-            statistic=one.statistic,
-            p_value=p_value,
-            threshold=threshold,
-            is_drift=place in rejected,
-            engine=choice.engine_by_detector[name],
-            detail=one.detail,
-        )
-        for place, ((name, on), one, p_value, threshold) in enumerate(
-            zip(asked, found, p_values, levels, strict=True)
-        )
-    )
-    distance_M = projection.unusual(
-        reference.embedding_ND.astype(np.float32), batch.embedding_ND.astype(np.float32)
-    )
-    most = np.argsort(-distance_M, kind="stable")[: cfg.unusual]
+    evidence = _judged(asked, found, choice, cfg.alpha)
     return DriftReport(
         evidence=evidence,
-        p_value=min(1.0, len(evidence) * min(p_values)),
-        is_drift=bool(rejected),
+        p_value=min(1.0, len(evidence) * min(one.p_value for one in evidence)),
+        is_drift=any(one.is_drift for one in evidence),
         alpha=cfg.alpha,
         reference_images=len(reference.embedding_ND),
         batch_images=len(batch.embedding_ND),
-        unusual=tuple((int(row), float(distance_M[row])) for row in most),
+        unusual=_unusual(reference, batch, cfg.unusual),
         engine=choice.name,
         notes=(*notes, *left_out),
         parts=parts,
     )
 
 
-def _rows(side: _Side) -> Rows:
-    return Rows(side.embedding_ND, side.scores_NC, side.seen.domains, side.seen.groups)
+def _judged(
+    asked: Sequence[tuple[str, str]], found: Sequence[Found], choice: Choice, alpha: float
+) -> tuple[Evidence, ...]:
+    """The evidence of these tests, judged together at alpha. found: what each of them says."""
+    p_values = [max(one.p_value, LEAST_P) for one in found]
+    rejected = holm(p_values, alpha)
+    levels = thresholds(p_values, len(rejected), alpha)
+    evidence = []
+    for place, ((detector, on), one) in enumerate(zip(asked, found, strict=True)):
+        evidence.append(
+            Evidence(
+                detector=detector,
+                on=on,
+                statistic=one.statistic,
+                p_value=p_values[place],
+                threshold=levels[place],
+                is_drift=place in rejected,
+                engine=choice.engine_by_detector[detector],
+                detail=one.detail,
+            )
+        )
+    return tuple(evidence)
+
+
+def _unusual(reference: Side, batch: Side, count: int) -> tuple[tuple[int, float], ...]:
+    """(row, distance) of the images of the batch that are least like the reference."""
+    distance_M = projection.unusual(
+        reference.embedding_ND.astype(np.float32), batch.embedding_ND.astype(np.float32)
+    )
+    most = np.argsort(-distance_M, kind="stable")[:count]
+    return tuple((int(row), float(distance_M[row])) for row in most)
 
 
 def thresholds(p_values: Sequence[float], rejected: int, alpha: float) -> list[float]:
@@ -317,44 +299,6 @@ def thresholds(p_values: Sequence[float], rejected: int, alpha: float) -> list[f
     rank = np.empty(len(p_values), int)
     rank[by_size] = np.arange(len(p_values))
     return [alpha / (len(p_values) - r) for r in np.minimum(rank, rejected).tolist()]
-
-
-def _pairs(
-    reference: _Side, batch: _Side, cfg: DriftConfig, seed: int
-) -> tuple[dict[str, Pair], dict[str, str]]:
-    """Both sides of each kind as the tests see them; and why others are missing."""
-    rng = np.random.default_rng(seed)
-    # float32 first, as a package and a table of predictions keep them.
-    rows = [side.embedding_ND.astype(np.float32) for side in (reference, batch)]
-    units = None
-    if reference.seen.groups is None or batch.seen.groups is None:
-        sides = [projection.subsample(one, cfg.max_rows, rng) for one in rows]
-    else:
-        of = [groups.codes(reference.seen.groups), groups.codes(batch.seen.groups)]
-        size = min(groups.median_size(one) for one in of)
-        kept = [groups.at_most(one, size, rng) for one in of]
-        kept = [
-            one[groups.whole(of_side[one], cfg.max_rows, rng)]
-            for one, of_side in zip(kept, of, strict=True)
-        ]
-        units = groups.Units.of(*(o[one] for o, one in zip(of, kept, strict=True)))
-        sides = [side[one].astype(np.float64) for side, one in zip(rows, kept, strict=True)]
-    ours, theirs = (
-        projection.columns(side.scores_NC.astype(np.float32)) for side in (reference, batch)
-    )
-    embedding = Pair(*projection.project(*sides), units=units)
-    pairs = {"embedding": embedding, "scores": Pair(ours, theirs)}
-    missing = {}
-    for on, found in (
-        ("classes", _classes(reference, batch)),
-        ("looks", _looks(reference, batch)),
-        ("arrival", _arrival(reference, batch, cfg, seed)),
-    ):
-        if isinstance(found, str):
-            missing[on] = found
-        else:
-            pairs[on] = found
-    return pairs, missing
 
 
 def _too_few_groups(units: groups.Units | None, needed: float) -> str:
@@ -367,125 +311,3 @@ def _too_few_groups(units: groups.Units | None, needed: float) -> str:
         f"{units.ways:.0f} ways, so no p-value below {1 / units.ways:.2g} can come out, and an "
         f"alarm takes {needed:.2g}"
     )
-
-
-def _classes(reference: _Side, batch: _Side) -> Pair | str:
-    """The number of each image's predicted class; or why not."""
-    ours, theirs = reference.seen.labels_N, batch.seen.labels_N
-    if ours is None or theirs is None:
-        return "the model predicts no classes"
-    # Not an array of text: one long name would make all of them as long.
-    names = tuple(sorted({*ours, *theirs}))
-    number = {name: place for place, name in enumerate(names)}
-    ours_N1 = np.array([[number[name]] for name in ours], np.int64)
-    theirs_M1 = np.array([[number[name]] for name in theirs], np.int64)
-    return Pair(ours_N1, theirs_M1, names)
-
-
-def _looks(reference: _Side, batch: _Side) -> Pair | str:
-    """What images look like: the columns that vary, of images that were looked at; or why not."""
-    both = []
-    for name, side in (("champion's package", reference), ("batch", batch)):
-        if side.seen.looks_NK is None:
-            return f"the {name} does not say what its images look like; an older raypipe wrote it"
-        seen_NK = np.asarray(side.seen.looks_NK, np.float64)
-        seen_NK = seen_NK[np.isfinite(seen_NK).all(axis=1)]
-        if len(seen_NK) < LEAST_ROWS:
-            return f"only {len(seen_NK)} images of the {name} were looked at"
-        both.append(seen_NK)
-    pooled_LK = np.concatenate(both)
-    varies = np.flatnonzero(np.ptp(pooled_LK, axis=0) > 0)
-    if not len(varies):
-        return "all images look the same"
-    names = tuple(SEEN[k] for k in varies)
-    return Pair(both[0][:, varies], both[1][:, varies], names)
-
-
-def _arrival(reference: _Side, batch: _Side, cfg: DriftConfig, seed: int) -> Pair | str:
-    """The batch in the order in which its images came; or why not."""
-    if "online" not in (cfg.detectors or ()):
-        return "nobody asks for it"
-    if batch.seen.arrived_N is None:
-        return "nothing says in which order the images came: name their column in watch.arrived"
-    if reference.seen.groups is not None and batch.seen.groups is not None:
-        return "images come in groups (watch.group), and neighbours of one group are alike"
-    arrived_M = np.asarray(batch.seen.arrived_N, np.float64)
-    order_M = np.argsort(arrived_M, kind="stable")
-    order_M = order_M[np.isfinite(arrived_M[order_M])]
-    if len(order_M) < LEAST_ROWS:
-        return f"only {len(order_M)} images of the batch say when they came"
-    rng = np.random.default_rng(seed)
-    most = min(cfg.max_rows, projection.MOST_ONLINE)
-    sides = [
-        projection.subsample(rows_ND.astype(np.float32), most, rng)
-        for rows_ND in (reference.embedding_ND, batch.embedding_ND[order_M])
-    ]
-    return Pair(*projection.project(*sides))
-
-
-def _check(reference: _Side, batch: _Side) -> None:
-    """Raise DataError for sides that cannot be compared."""
-    for side, one in (("ref", reference), ("batch", batch)):
-        _check_array(f"{side}_embedding", one.embedding_ND)
-        _check_array(f"{side}_scores", one.scores_NC)
-    for what, ours, theirs in (
-        ("embedding", reference.embedding_ND, batch.embedding_ND),
-        ("scores", reference.scores_NC, batch.scores_NC),
-    ):
-        if ours.shape[1] != theirs.shape[1]:
-            fix = (
-                "Compute both with the same model version: the reference is kept in the "
-                "champion's package"
-            )
-            raise DataError(
-                f"The batch's {what} is {theirs.shape[1]} wide and the reference's {ours.shape[1]}",
-                fix=fix,
-            )
-    for side, one in (("ref", reference), ("batch", batch)):
-        others = (
-            ("scores", one.scores_NC),
-            ("labels", one.seen.labels_N),
-            ("looks", one.seen.looks_NK),
-            ("domains", one.seen.domains),
-            ("groups", one.seen.groups),
-            ("arrived", one.seen.arrived_N),
-        )
-        for what, rows in others:
-            if rows is not None and len(rows) != len(one.embedding_ND):
-                raise DataError(
-                    f"{side}_embedding has {len(one.embedding_ND)} rows and {side}_{what} "
-                    f"{len(rows)}",
-                    rule="Row i of both is image i",
-                )
-        if one.seen.looks_NK is not None and one.seen.looks_NK.shape[1:] != (len(SEEN),):
-            raise DataError(
-                f"{side}_looks has the shape {one.seen.looks_NK.shape}",
-                rule=f"Its columns are {', '.join(SEEN)}",
-            )
-
-
-def _check_array(name: str, array: np.ndarray) -> None:
-    side = "reference" if name.startswith("ref") else "batch"
-    if array.ndim != 2 or array.shape[1] == 0:
-        raise DataError(
-            f"{name} is not a table of numbers",
-            got=array.shape,
-            rule="It has the shape (images, width)",
-        )
-    if len(array) < LEAST_ROWS:
-        fix = f"Wait until the {side} has {LEAST_ROWS} images, or check several batches together"
-        raise DataError(
-            f"The {side} has too few images for a drift test",
-            got=len(array),
-            rule=f"At least {LEAST_ROWS}",
-            fix=fix,
-        )
-    if not np.isfinite(array).all():
-        bad = int((~np.isfinite(array).all(axis=1)).sum())
-        fix = (
-            "Look at these images: raypipe clean marks broken ones; or the model overflows in "
-            "half precision"
-        )
-        raise DataError(
-            f"{name} holds numbers that are not finite in {bad} of {len(array)} rows", fix=fix
-        )

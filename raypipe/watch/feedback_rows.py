@@ -42,7 +42,7 @@ from raypipe.watch.evidence_row import now
 from raypipe.watch.feedback import Feedback
 from raypipe.watch.pictures import Batch
 from raypipe.watch.settings import WatchConfig
-from raypipe.watch.windows import Entry
+from raypipe.watch.window_log import Entry
 
 FORMAT = 1
 ROW = pa.schema(

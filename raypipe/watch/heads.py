@@ -22,9 +22,9 @@ from raypipe.models.zoo import ModelConfig
 from raypipe.monitor.monitor import Monitor
 from raypipe.registry.package import Package
 from raypipe.search import refit, refit_together, variants
-from raypipe.search.leaderboard import SearchResult
 from raypipe.search.limits import SearchLimits
 from raypipe.search.refit_together import Again
+from raypipe.search.result import SearchResult
 from raypipe.train import telling, trainer
 from raypipe.train.job import TrainJob
 from raypipe.watch.settings import WatchConfig

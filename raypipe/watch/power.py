@@ -18,8 +18,9 @@ import numpy as np
 from scipy.stats import binomtest
 
 from raypipe.errors import DataError
-from raypipe.watch.detect import DriftConfig, Seen, detect
+from raypipe.watch.detect import DriftConfig, detect
 from raypipe.watch.settings import LEAST_ROWS
+from raypipe.watch.sides import Seen
 
 DRAWS, TRIES = 100, 20
 FOUND = 0.8

@@ -15,14 +15,7 @@ from dataclasses import replace
 from raypipe.config import RunConfig
 from raypipe.errors import DataError
 from raypipe.watch import feedback, records
-from raypipe.watch.detect import (
-    DEFAULT,
-    DriftConfig,
-    DriftReport,
-    Evidence,
-    tests,
-    thresholds,
-)
+from raypipe.watch.detect import DEFAULT, DriftConfig, DriftReport, Evidence, tests, thresholds
 from raypipe.watch.engine import EXACT
 from raypipe.watch.error_tests import Found as OfLabels
 from raypipe.watch.horizon import Horizon

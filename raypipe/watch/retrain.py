@@ -20,10 +20,10 @@ from raypipe.config import RunConfig, key_of, validate
 from raypipe.errors import DataError, RaypipeError, one_line
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.monitor.monitor import Monitor
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote, runs
 from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
-from raypipe.registry.tracking import Store
+from raypipe.registry.store import Store
 from raypipe.search.settings import SearchConfig
 from raypipe.tables import between, cleaned
 from raypipe.tables import clean as cleaning
@@ -472,11 +472,11 @@ def _carry_out(
         for s in slices:
             values = {"champion": s.champion, "challenger": s.challenger, "p_value": s.p_value}
             named = {f"gate.{s.slice}.{name}": value for name, value in values.items()}
-            tracking.log_metrics(store, run_id, named)
-        tracking.log_text(store, run_id, decision.reason, "decision.txt")
+            runs.log_metrics(store, run_id, named)
+        runs.log_text(store, run_id, decision.reason, "decision.txt")
 
     params = {"champion": str(champion), "challenger": str(challenger)}
-    tracking.once(store, evidence["decision"], f"gate {challenger}", params, None, log_into)
+    runs.once(store, evidence["decision"], f"gate {challenger}", params, None, log_into)
     promote.tag_decision(store, challenger, evidence["decision"], decision.act)
     if not decision.act:
         return decision

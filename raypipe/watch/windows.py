@@ -1,94 +1,28 @@
 """Which images a check looks at: those that came since the last one, each once.
 
-A log in a Delta table says how far the checks of a table have come. Its events, of one line (table,
-selection of rows, watch.name), are numbered, and each is committed directly on the one before it:
+The log of windows (window_log.py) keeps how far the checks of a table have come. What came since
+then, arrivals.py finds. A window needs no clock: versions say what is new.
 
-- `opened`: a window, the images that came after version `since` up to `version`. Whoever comes
-  while it is open joins it: two checks at once, or the next one after a kill.
-- `checked`: its evidence is kept. The next window begins at its version.
-- `waiting`: too few images came. They stay for the next window, which begins where this one did.
-- `nothing`: a check ran, and no image had come. Kept with watch.every_h, which counts checks.
-- `left`: an opened window cannot be read any more (its version was vacuumed, or the table restored
-  from a backup). Its images belong to the next window.
-
-`tables/between.py` tells from the table's own log what came. Where it cannot, all images are
-compared with those of earlier windows, whose identities are in the predictions table. So they are
-after a RESTORE, which brings back rows that an earlier window may have had. A window needs no
-clock: versions say what is new. Where these predictions are gone, too, a check fails and says so,
-until one with watch.window=all has looked at every image: it is noted as a window without `since`,
-and the line goes on behind it.
+Where nobody can tell what came, a check fails and says so, until one with watch.window=all has
+looked at every image. That check is noted as a window without `since`, and later windows begin
+behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
-
-import numpy as np
-import pyarrow as pa
 
 from raypipe.config import RunConfig, key_of
 from raypipe.errors import DataError, Unreachable
-from raypipe.serve.links import batches
-from raypipe.tables import between, retries, scan
-from raypipe.tables.address import resolve
-from raypipe.tables.between import NOTHING_N2, Rows
-from raypipe.tables.commits import (
-    TRIES,
-    Moved,
-    append_once,
-    newest,
-    require_columns_of,
-    require_rows_of,
-    require_still_there,
-)
-from raypipe.tables.provenance import commit_properties
+from raypipe.tables import retries
+from raypipe.tables.between import Rows
+from raypipe.tables.commits import TRIES
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
+from raypipe.watch.arrivals import Arrivals
 from raypipe.watch.settings import WatchConfig
-
-Event = Literal["opened", "checked", "waiting", "left", "nothing"]
-SCHEMA = pa.schema(
-    [
-        ("line", pa.string()),
-        ("number", pa.int64()),
-        ("event", pa.string()),
-        ("window", pa.int64()),
-        ("name", pa.string()),
-        ("table", pa.string()),
-        ("since", pa.int64()),
-        ("version", pa.int64()),
-        ("state", pa.string()),
-        ("images", pa.int64()),
-        ("at", pa.timestamp("us", tz="UTC")),
-        ("evidence", pa.string()),
-        ("predictions", pa.string()),
-        ("prediction", pa.string()),
-    ]
-)
-LATE = 1.5  # times watch.every_h: a check that is later has missed one
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One event of a line. since: None for a window that begins with the table.
-
-    state: of the rows at `version` (between.state). predictions, prediction: where the rows of a
-    checked window are (place, key).
-    """
-
-    number: int
-    event: Event
-    window: int
-    since: int | None
-    version: int
-    state: str
-    images: int
-    at: datetime
-    evidence: str = ""
-    predictions: str = ""
-    prediction: str = ""
+from raypipe.watch.window_log import Entry, Log, missed_checks
 
 
 @dataclass(frozen=True)
@@ -132,77 +66,6 @@ class Waiting:
         )
 
 
-class Log:
-    """The events of one line. Several processes may add to it."""
-
-    def __init__(self, uri: str, line: str, options: dict[str, str] | None) -> None:
-        self.uri, self.line, self._options = resolve(uri), line, options
-        self._base: Any = None
-        self.entries: tuple[Entry, ...] = ()
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Read the newest version. Raises DataError for a table of something else."""
-        base = newest(self.uri, self._options)
-        anew = "its first window has all images of the table, checked before or not"
-        require_still_there(self.uri, base, self.entries, anew)
-        self._base = base
-        if base is None:
-            return
-        require_columns_of(SCHEMA, self._base, self.uri, "drift check")
-        table = ImageTable(self.uri, storage_options=self._options)
-        pinned = table.pin(self._base.version())
-        names = [field.name for field in SCHEMA if field.name in Entry.__annotations__]
-        rows = scan.rows(table, pinned, names, {"line": self.line})
-        require_rows_of(SCHEMA, rows, self.uri, {"since"})
-        entries = [Entry(**row) for row in rows.to_pylist()]
-        self.entries = tuple(sorted(entries, key=lambda e: e.number))
-
-    def add(self, entry: Entry, name: str, table: str) -> bool:
-        """Commit an event directly after those that were read; its number is given here.
-
-        False if somebody else was first: nothing is written, and the newest version is read.
-        """
-        number = self.entries[-1].number + 1 if self.entries else 1
-        entry = replace(entry, number=number)
-        row = vars(entry) | {"line": self.line, "name": name, "table": table}
-        why = commit_properties(f"drift check {name}: window {entry.window} {entry.event}")
-        rows = pa.Table.from_pylist([row], SCHEMA)
-        try:
-            append_once(self.uri, rows, self._base, why, storage_options=self._options)
-        except Moved:
-            self.refresh()
-            return False
-        self.refresh()
-        return True
-
-    def last(self, *events: Event) -> Entry | None:
-        found = (entry for entry in reversed(self.entries) if entry.event in events)
-        return next(found, None)
-
-    def elsewhere(self, line_at: Callable[[str], str]) -> dict[str, int]:
-        """{address: the newest version that was checked there} of tables that would have this line
-        but for their address. line_at: the line of a table at this address."""
-        if self._base is None:
-            return {}
-        table = ImageTable(self.uri, storage_options=self._options)
-        pinned = table.pin(self._base.version())
-        wanted: dict[str, str | list[str]] = {"event": "checked"}
-        rows = scan.rows(table, pinned, ["line", "table", "version"], wanted).to_pylist()
-        found: dict[str, int] = {}
-        for row in rows:
-            uri, version = str(row["table"]), int(row["version"])
-            if row["line"] == line_at(uri) != self.line:
-                found[uri] = max(version, found.get(uri, version))
-        return found
-
-    @property
-    def open(self) -> Entry | None:
-        """The window that was opened last, if nobody has finished it."""
-        last = self.last("opened", "checked", "left")
-        return last if last and last.event == "opened" else None
-
-
 class Windows:
     """The windows of one table, and how far its checks have come."""
 
@@ -217,7 +80,8 @@ class Windows:
         """say: told what a user should know. Raises DataError for tables that cannot be read."""
         self._source, self._cfg, self._say, self._clock = source, cfg, say, clock
         self._table, self._newest = ImageTable.open_pinned(source)
-        chosen = _selection(self._table, self._newest, source)
+        self._arrivals = Arrivals(self._table, source, say)
+        chosen = self._arrivals.selection(self._newest)
 
         def line(uri: str) -> str:
             return key_of("windows", uri, self._newest.table_id, *chosen, cfg.name)
@@ -250,10 +114,10 @@ class Windows:
             )
 
     def checked(self, window: Window, evidence: str, predictions: tuple[str, str]) -> None:
-        """Keep that this window has its evidence. Does nothing the second time.
+        """Note that this window has its evidence. Does nothing the second time.
 
-        Nor if the window was left, and its images are in a newer one, which has more. A check of
-        the whole table gets a line going again that nobody can follow any more.
+        It also does nothing if the window was left and its images are in a newer one, which has
+        more. After a check of the whole table, a line goes on that nobody could follow any more.
         """
         if not window.number:
             self._begin_anew(window, evidence, predictions)
@@ -277,17 +141,17 @@ class Windows:
         raise retries.busy(self.log.uri, f"{TRIES} tries")
 
     def _begin_anew(self, window: Window, evidence: str, predictions: tuple[str, str]) -> None:
-        """Later windows begin behind this one, which had all rows, if nobody could tell where else.
+        """Later windows begin behind this one, if nobody can tell any more what came since.
 
-        So after watch.window=all, once.
+        This one had all rows, by watch.window=all. It happens once: afterwards it can be told.
         """
         if self._cfg.window != "all" or self._source.version is not None:
             return
         for attempt in range(1, TRIES + 1):
-            last = self.log.last("checked")
-            if last is None or not self._is_lost(last, window.version):
+            last, before = self.log.last("checked"), self.log.checked
+            if last is None or not self._arrivals.is_lost(last, window.version, before):
                 return
-            every = between.selected(self._table, window.version, self._source.where)
+            every = self._arrivals.all_of(window.version)
             done = Entry(
                 0,
                 "checked",
@@ -306,26 +170,6 @@ class Windows:
             retries.pause(attempt)
         raise retries.busy(self.log.uri, f"{TRIES} tries")
 
-    def _is_lost(self, last: Entry, version: TableVersion) -> bool:
-        """Can nobody tell any more which images came after the window `last`?"""
-        try:
-            self._by_log(last, version)
-        except Unreachable:
-            raise
-        except DataError:
-            try:
-                for entry in self._known():
-                    self._identities(entry)
-            except Unreachable:
-                raise
-            except DataError:
-                return True
-        return False
-
-    def _known(self) -> list[Entry]:
-        """Windows that were checked, oldest first, from the last one that had all rows."""
-        return _of_line([entry for entry in self.log.entries if entry.event == "checked"])
-
     def leave(self, window: Window) -> None:
         """The window cannot be checked as it is: its images belong to the next one, with more."""
         for attempt in range(1, TRIES + 1):
@@ -338,7 +182,7 @@ class Windows:
 
     def _whole(self) -> Window:
         """All rows of the version, whatever was checked before."""
-        state = between.state(self._table, self._newest, self._source.where)
+        state = self._arrivals.state(self._newest)
         key = key_of("window", self._newest.identity, state)
         return Window(0, None, self._newest, state, None, 0, key)
 
@@ -348,58 +192,24 @@ class Windows:
         Where the log does not reach back so far, it is all images, too.
         """
         wanted = self._cfg.last_n
-        where = self._source.where
-        state = between.state(self._table, self._newest, where)
-        everything = between.selected(self._table, self._newest, where)
+        state = self._arrivals.state(self._newest)
+        everything = self._arrivals.all_of(self._newest)
         total = sum(everything.counts)
         if total < self._cfg.min_images:
             return Waiting(self._newest, None, total, self._cfg.min_images)
-        since, rows = self._shortest(wanted) if total > wanted else (None, everything)
+        since: int | None = None
+        rows = everything
+        if total > wanted:
+            since, rows = self._arrivals.of_newest_commits(wanted, self._newest)
         key = key_of("last", wanted, since, self._newest.identity, state)
         mine = None if since is None else rows
         return Window(0, since, self._newest, state, mine, sum(rows.counts) or total, key)
 
-    def _shortest(self, wanted: int) -> tuple[int | None, Rows]:
-        """(version, what came after it): the last version after which `wanted` images came."""
-
-        def after(number: int) -> Rows | None:
-            try:
-                before = self._table.pin(number)
-                found = between.between(self._table, before, self._newest, self._source.where)
-            except Unreachable:
-                raise
-            except DataError:
-                return None
-            return found.new
-
-        # Back in steps that double, then forth by halving.
-        newest = self._newest.version
-        enough, step = -1, 1
-        while newest - step >= 0:
-            rows = after(newest - step)
-            if rows is None:
-                break
-            if sum(rows.counts) >= wanted:
-                enough = newest - step
-                break
-            step *= 2
-        if enough < 0:
-            return None, between.selected(self._table, self._newest, self._source.where)
-        too_few = min(newest, newest - step // 2)
-        while too_few - enough > 1:
-            middle = (enough + too_few) // 2
-            tried = after(middle)
-            if tried is not None and sum(tried.counts) >= wanted:
-                enough, rows = middle, tried
-            else:
-                too_few = middle
-        assert rows is not None
-        return enough, rows
-
     def _look(self) -> Window | Waiting | None:
-        """One look at the log; None when somebody else was faster, so that it must be read anew."""
+        """One look at the log; None if another process was faster, and the log was read anew."""
         log = self.log
-        missed = self._missed()
+        before = log.last("checked", "waiting", "nothing")
+        missed = missed_checks(before, self._cfg.every_h, self._clock())
         opened = log.open
         if opened is not None:
             window = self._reopen(opened, missed)
@@ -413,10 +223,10 @@ class Windows:
 
         self._newest = self._table.newest()
         last = log.last("checked")
-        state = between.state(self._table, self._newest, self._source.where)
+        state = self._arrivals.state(self._newest)
         rows = None
         if last is None or (last.version, last.state) != (self._newest.version, state):
-            rows = self._came(last, self._newest)
+            rows = self._arrivals.after(last, self._newest, log.checked)
         images = sum(rows.counts) if rows else 0
         if last and not images:
             self._note_nothing(last)
@@ -443,10 +253,10 @@ class Windows:
         return self.log.add(entry, self._cfg.name, self._newest.uri)
 
     def _note_nothing(self, about: Entry) -> None:
-        """So that the next check does not take this one for missed."""
+        """Note a check that found nothing new, so that the next one does not call it missed."""
         at, every_h = self._clock(), self._cfg.every_h
         if every_h and at - self.log.entries[-1].at > timedelta(hours=every_h / 2):
-            # If somebody else was faster, their event says as much.
+            # If another process was faster, its event says the same.
             self._add(replace(about, event="nothing", at=at))
 
     def _again(self, last: Entry) -> Window | Waiting:
@@ -464,15 +274,14 @@ class Windows:
         return Waiting(self._newest, last.version, 0, self._cfg.min_images)
 
     def _reopen(self, entry: Entry, missed: str, again: bool = False) -> Window | None:
-        """The window of an entry; None if its version, or the state of it, is gone."""
+        """The window of an entry; None if its version is gone, or has other rows now."""
         try:
             version = self._table.pin(entry.version)
-            state = between.state(self._table, version, self._source.where)
-            if state != entry.state:
+            if self._arrivals.state(version) != entry.state:
                 return None
-            before = [e for e in self.log.entries if e.event == "checked"]
-            before = [e for e in before if e.window < entry.window and entry.since is not None]
-            rows = self._came(before[-1] if before else None, version, before)
+            before = self.log.checked if entry.since is not None else []
+            before = [one for one in before if one.window < entry.window]
+            rows = self._arrivals.after(before[-1] if before else None, version, before)
         except Unreachable:
             raise
         except DataError:
@@ -487,7 +296,10 @@ class Windows:
         again: bool = False,
         missed: str = "",
     ) -> Window:
-        """Without a window before it, all rows of the version are one prediction of it."""
+        """The window of an entry whose images are `rows`.
+
+        The first window has no rows of its own: all rows of the version are predicted as usual.
+        """
         key = key_of("window", self.log.line, entry.window, version.identity, entry.state)
         mine = None if entry.since is None else rows
         return Window(
@@ -501,113 +313,6 @@ class Windows:
             again,
             missed,
         )
-
-    def _came(
-        self,
-        last: Entry | None,
-        version: TableVersion,
-        windows: Sequence[Entry] | None = None,
-    ) -> Rows:
-        """The rows that came after the window `last`. windows: those checked before, oldest first.
-
-        Raises DataError where nothing tells it any more.
-        """
-        if last is None:
-            return between.selected(self._table, version, self._source.where)
-        where = self._source.where
-        try:
-            return self._by_log(last, version)
-        except Unreachable:
-            raise
-        except DataError as e:
-            self._say(
-                f"What came after v{last.version} cannot be told from the log ({e.what}): all "
-                "images are compared with those of earlier checks, by id and sha256"
-            )
-        known = self._known() if windows is None else _of_line(windows)
-        known_N2 = np.concatenate([NOTHING_N2, *(self._identities(entry) for entry in known)])
-        everything = between.selected(self._table, version, where)
-        return between.compare(self._table, everything, known_N2).new
-
-    def _by_log(self, last: Entry, version: TableVersion) -> Rows:
-        """The rows that came after the window `last`, by the table's log. Raises DataError."""
-        where = self._source.where
-        before = self._table.pin(last.version)
-        if between.state(self._table, before, where) != last.state:
-            raise DataError(f"v{last.version} has other rows now")
-        if between.restored(self._table, before, version):
-            raise DataError("the table was restored to an older version")
-        return between.between(self._table, before, version, where).new
-
-    def _identities(self, entry: Entry) -> np.ndarray:
-        """Of the images of a checked window, from its prediction."""
-        columns = ["image_id", "sha256"]
-        options = self._source.storage_options
-        parts, why = [NOTHING_N2], ""
-        try:
-            for rows in batches(entry.predictions, entry.prediction, columns, options):
-                ids, hashes = rows["image_id"].to_pylist(), rows["sha256"].to_pylist()
-                parts.append(between.identity_of(ids, hashes))
-        except Unreachable:
-            raise
-        except DataError as e:
-            # A table whose files are gone, or another one in its place.
-            why = f": {e.what}"
-        found_N2 = np.concatenate(parts)
-        if len(found_N2) < entry.images:
-            raise DataError(
-                f"The predictions of window {entry.window} are gone, so nobody can tell which "
-                "images were checked",
-                got=f"{len(found_N2)} of {entry.images} in {entry.predictions}{why}",
-                fix="Run the check once with watch.window=all: it looks at every image, and later "
-                "checks begin behind it. Or set another watch.name, which begins with all images",
-            )
-        return found_N2
-
-    def _missed(self) -> str:
-        """Which checks did not run, in words, by watch.every_h; "" if none or nobody knows."""
-        last = self.log.last("checked", "waiting", "nothing")
-        if last is None or self._cfg.every_h is None:
-            return ""
-        every = timedelta(hours=self._cfg.every_h)
-        late = self._clock() - last.at
-        if late < -every:
-            return f"the clock stands before the last check ({last.at:%Y-%m-%d %H:%M} UTC)"
-        count = int(late / every + (1 - LATE)) if late > LATE * every else 0
-        if not count:
-            return ""
-        checks = "1 check" if count == 1 else f"{count} checks"
-        return f"{checks} did not run since {last.at:%Y-%m-%d %H:%M} UTC"
-
-
-def _selection(
-    table: ImageTable, version: TableVersion, source: TableConfig
-) -> tuple[Any, float | str, Any]:
-    """(where, sample, columns): which rows a line is about, by the names in the files.
-
-    A column that was renamed (column mapping) is the same column. Names of columns that decide
-    nothing about a window are not in it.
-    """
-    stored = table.snapshot(version).stored_names(table.uri)
-
-    def in_files(name: str) -> str:
-        return stored.get(name, name)
-
-    where = {in_files(name): wanted for name, wanted in source.where.items()}
-    default = type(source.columns)()
-    columns = default.model_copy(
-        update={
-            "id": in_files(source.columns.id),
-            "image": in_files(source.columns.image),
-        }
-    )
-    return where, source.sample_key, columns
-
-
-def _of_line(windows: Sequence[Entry]) -> list[Entry]:
-    """From the last one that had all rows of the table: what was before, nobody can tell."""
-    first = max((n for n, entry in enumerate(windows) if entry.since is None), default=0)
-    return list(windows[first:])
 
 
 def _is_of(entry: Entry, window: Window) -> bool:

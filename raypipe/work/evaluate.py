@@ -13,10 +13,10 @@ from raypipe.config import key_of
 from raypipe.errors import DataError
 from raypipe.feed.dataset import parts, pin
 from raypipe.job import Job
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote, runs
 from raypipe.registry.package import Package
 from raypipe.registry.quality_parts import value
-from raypipe.registry.tracking import Store
+from raypipe.registry.store import Store, open_store
 from raypipe.serve import evaluation, evaluation_page
 from raypipe.serve.evaluation import Evaluation
 from raypipe.tables.table import Columns, ImageTable, TableConfig, TableVersion
@@ -98,7 +98,7 @@ def evaluate(job: Job, show: Show) -> Evaluated:
     source = cfg.table or job.table
     ImageTable.open(source).pin(source.version)
     find.require_store(job.run, job.registry)
-    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    store = open_store(job.run, job.registry, job.artifacts)
     model = model_of(store, cfg.model)
     connect(job.cluster)
     # Without a table of its own, the evaluation is of images that the search did not see.
@@ -207,10 +207,8 @@ def _log(store: Store, key: str, done: Evaluation, page: Path) -> None:
     """An MLflow run of the evaluation; the same evaluation is logged once."""
 
     def log_into(run_id: str) -> None:
-        tracking.log_metrics(
-            store, run_id, {f"eval.{k}": v for k, v in done.quality.metrics.items()}
-        )
-        tracking.log_text(store, run_id, page.read_text(encoding="utf-8"), page.name)
+        runs.log_metrics(store, run_id, {f"eval.{k}": v for k, v in done.quality.metrics.items()})
+        runs.log_text(store, run_id, page.read_text(encoding="utf-8"), page.name)
 
     params = {"model": done.model}
-    tracking.once(store, key, f"evaluate {done.model}", params, done.table, log_into)
+    runs.once(store, key, f"evaluate {done.model}", params, done.table, log_into)

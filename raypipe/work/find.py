@@ -11,6 +11,7 @@ from raypipe.errors import ConfigError, DataError
 from raypipe.files import is_there
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
+from raypipe.registry.store import open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables.table import TableConfig
 from raypipe.work.model import Model
@@ -48,7 +49,7 @@ def of_command(model: str, overrides: Sequence[str]) -> Model:
         raise unknown(model, "models:/NAME@ALIAS, models:/NAME/VERSION or a YAML configuration")
     job = load(Job, model, overrides)
     require_store(job.run, job.registry)
-    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    store = open_store(job.run, job.registry, job.artifacts)
     champion = promote.require_champion(store)
     return Model(promote.fetch(store, champion), champion)
 
@@ -66,7 +67,7 @@ def _find(model: str, settings: Mapping[str, Any], overrides: Sequence[str]) -> 
     """settings: `defaults(model)`, with the caller's own over them."""
     where = load(Where, None, overrides, settings)
     require_store(where.run, where.registry)
-    store = tracking.open_store(where.run, where.registry)
+    store = open_store(where.run, where.registry)
     named = MODEL.fullmatch(model)
     assert named is not None, "`defaults` refuses every other text"
 

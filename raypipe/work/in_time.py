@@ -26,9 +26,10 @@ from raypipe.images import shifts
 from raypipe.job import Job
 from raypipe.search import budget, networks, refit, refit_together, variants
 from raypipe.search.budget import Refit, Speed
-from raypipe.search.leaderboard import SearchResult, Trial
+from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger
 from raypipe.search.refit_together import Again
+from raypipe.search.result import SearchResult
 from raypipe.timer import OutOfTime, interrupted
 from raypipe.train import shifted
 from raypipe.train.job import TrainJob

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 
 from raypipe.errors import RaypipeError, one_line
 from raypipe.job import Job
-from raypipe.registry import follow, tracking
+from raypipe.registry import follow
 from raypipe.registry import promote as registry
 from raypipe.registry.moves import Move
-from raypipe.registry.tracking import Store
+from raypipe.registry.store import Store, open_store
 from raypipe.watch import records
 from raypipe.work.find import require_store
 from raypipe.work.result import Facts, Result
@@ -110,7 +110,7 @@ def history(job: Job) -> Moved:
 
 def _open(job: Job) -> Store:
     require_store(job.run, job.registry)
-    return tracking.open_store(job.run, job.registry, job.artifacts, create=False)
+    return open_store(job.run, job.registry, job.artifacts, create=False)
 
 
 def _moved(store: Store, before: int | None, gate: str = "") -> Moved:

@@ -14,8 +14,8 @@ from raypipe.config import load, to_json
 from raypipe.errors import ConfigError
 from raypipe.files import in_name, is_there, write_atomic
 from raypipe.job import Job
-from raypipe.registry import follow, moves, promote, tracking
-from raypipe.registry.tracking import Store
+from raypipe.registry import follow, moves, promote
+from raypipe.registry.store import Store, open_store
 from raypipe.tables import appended
 from raypipe.watch import records
 from raypipe.work import find
@@ -285,7 +285,7 @@ def _timeline_page(told: Told, places: Sequence[str]) -> report.Page:
 
 def _open(job: Job) -> Store:
     find.require_store(job.run, job.registry)
-    return tracking.open_store(job.run, job.registry, create=False)
+    return open_store(job.run, job.registry, create=False)
 
 
 def _keep(result: Result, page: Path) -> None:

@@ -19,14 +19,15 @@ from raypipe.costs.spent import Price, Spent
 from raypipe.feed.dataset import FeedConfig, Pinned, pin
 from raypipe.job import Job
 from raypipe.monitor.monitor import Monitor
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote, runs
 from raypipe.registry.promote import ModelVersion
-from raypipe.registry.tracking import KEY, Store
-from raypipe.search import outcome, refit, tuner, variants
+from raypipe.registry.runs import KEY
+from raypipe.registry.store import Store, open_store
+from raypipe.search import feasible, outcome, refit, tuner, variants
 from raypipe.search import page as search_page
 from raypipe.search import telling as telling_trials
-from raypipe.search.leaderboard import SearchResult
 from raypipe.search.ledger import Ledger
+from raypipe.search.result import SearchResult
 from raypipe.search.trials import tune_patches
 from raypipe.serve import batch, stream
 from raypipe.serve.batch import Calls
@@ -53,19 +54,9 @@ from raypipe.work import artifacts, in_time, monitoring, told
 from raypipe.work import evaluate as evaluation
 from raypipe.work.evaluate import Evaluated
 from raypipe.work.find import batch_of
-from raypipe.work.results import (
-    Cleaned,
-    Drifted,
-    Followed,
-    Ingested,
-    Powered,
-    Predicted,
-    Registered,
-    Retrained,
-    Searched,
-    Trained,
-    Waited,
-)
+from raypipe.work.results.data import Cleaned, Followed, Ingested, Predicted
+from raypipe.work.results.models import Registered, Searched, Trained
+from raypipe.work.results.watching import Drifted, Powered, Retrained, Waited
 from raypipe.work.show import Show
 
 if TYPE_CHECKING:
@@ -109,7 +100,7 @@ def _train(job: Job, show: Show, monitors: Sequence[Monitor]) -> Trained:
     pinned = pin(job.table, job.feed, kind=job.model.task)
     job = replace(job, {"train.workers": join(job.training).train.workers})
     # A wrong address must not cost a training.
-    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    store = open_store(job.run, job.registry, job.artifacts)
     _tell_of_splits(pinned, job.feed, show)
     show.say(f"Training {job.model.name} ({job.model.mode}) with {_workers(job)}")
     with show.training(job.train.epochs, job.train.stopping.metric) as told:
@@ -122,7 +113,7 @@ def _train(job: Job, show: Show, monitors: Sequence[Monitor]) -> Trained:
     test = _test(planned, result, store)
     price = Price.of(job.cost, nodes_of(job.training))
     spent = Spent(time.monotonic() - began, result.device_s, price)
-    tracking.log_once(store, result.key, spent.logged())
+    runs.log_once(store, result.key, spent.logged())
     used = utilisation(usage.read(planned.folder / usage.FILE), result.history)
     return Trained(planned.job, result, registered, spent, test, used)
 
@@ -182,8 +173,8 @@ def _workers(job: Job) -> str:
 def _test(planned: trainer.Plan, result: TrainResult, store: Store) -> dict[str, float]:
     """The result's metrics on the test split, in its MLflow run too."""
     tested = unseen.test(planned, result)
-    if tested and (run_id := tracking.finished_run(store, result.key)):
-        tracking.log_metrics(store, run_id, tested)
+    if tested and (run_id := runs.finished_run(store, result.key)):
+        runs.log_metrics(store, run_id, tested)
     return tested
 
 
@@ -216,7 +207,7 @@ def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
     # From the start of the process, as a budget counts.
     seconds, device_s = ledger.spent_s, result.device_s
     spent = Spent(seconds, device_s, price, result.spared.share, result.spared.device_s)
-    tracking.log_once(store, result.best.key, spent.logged())
+    runs.log_once(store, result.best.key, spent.logged())
     best = best_config(result)
     ledger.lap("ending")
     return Searched(result, registered, page, best, spent, test, result.used, ledger)
@@ -243,10 +234,10 @@ def search_and_register(
     """
     ledger = ledger or Ledger(job.search.budget_s)
     with ledger.reading():
-        job = job.model_copy(update={"train": tuner.one_worker(job.training).train})
+        job = job.model_copy(update={"train": feasible.one_worker(job.training).train})
         # Before a store is made.
-        tuner.check(job.training, job.search, pinned)
-        store = tracking.open_store(job.run, job.registry, job.artifacts)
+        feasible.check(job.training, job.search, pinned)
+        store = open_store(job.run, job.registry, job.artifacts)
     result = search_and_refit(job, show, pinned, monitors, ledger)
     if not result.is_of_one_refit:
         telling.finished(monitors, result.plan.job, result.best)
@@ -276,7 +267,7 @@ def search_and_refit(
     ledger = ledger or Ledger(job.search.budget_s)
     # What is in here cannot look at a clock, until trials run.
     with ledger.reading():
-        job = job.model_copy(update={"train": tuner.one_worker(job.training).train})
+        job = job.model_copy(update={"train": feasible.one_worker(job.training).train})
         pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
         in_time.begin(job, pinned, ledger)
         with show.searching(job.train.stopping.metric) as told:
@@ -340,7 +331,7 @@ def predict(job: Job, show: Show) -> Predicted | Followed:
     began = time.monotonic()
     source = job.predict.table or job.watch.batch or job.table
     ImageTable.open(source).pin(source.version)
-    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    store = open_store(job.run, job.registry, job.artifacts)
     promote.require_champion(store)
     connect(job.cluster)
     if job.predict.follow:
@@ -387,7 +378,7 @@ def _drift(job: Job, show: Show, tell: Sinks) -> Drifted | Waited:
 
 def power(job: Job, show: Show) -> Powered:
     """How often the drift check of the job alarms without drift, and which changes it finds."""
-    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    store = open_store(job.run, job.registry, job.artifacts)
     champion = promote.require_champion(store)
     if job.drift.needs_sidecar:
         connect(job.cluster)
@@ -422,7 +413,7 @@ def _retrain(job: Job, show: Show, tell: Sinks, monitors: Sequence[Monitor]) -> 
         else:
             checked = found
     resources = connect(job.cluster)
-    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    store = open_store(job.run, job.registry, job.artifacts)
     cfg = loop.RetrainConfigs(job.search, job.watch, job.gate, job.clean)
     current = promote.require_champion(store)
     run = told.run_of(checked, current, pinned.version)
@@ -454,7 +445,7 @@ def _retrain(job: Job, show: Show, tell: Sinks, monitors: Sequence[Monitor]) -> 
     spent = None
     if done.key is not None:
         spent = Spent(time.monotonic() - began, done.device_s, _price(job, resources))
-        tracking.log_once(store, done.key, spent.logged())
+        runs.log_once(store, done.key, spent.logged())
     champion = promote.champion(store)
     tell.send(*told.of_retrain(run, done, champion), events.heartbeat(run, "retrain"))
     return Retrained(done, champion, checked, spent, job.run)
@@ -462,7 +453,7 @@ def _retrain(job: Job, show: Show, tell: Sinks, monitors: Sequence[Monitor]) -> 
 
 def _call(job: Job, run: str, checked: CheckResult | Waiting) -> None:
     """Keep what the policy says of a check that was not followed by a retrain."""
-    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    store = open_store(job.run, job.registry, job.artifacts)
     if isinstance(checked, Waiting):
         decision, champion = Decision(False, str(checked)), str(promote.require_champion(store))
     else:
@@ -475,7 +466,7 @@ def _call(job: Job, run: str, checked: CheckResult | Waiting) -> None:
 def _check(job: Job, show: Show) -> CheckResult | Waiting:
     source = batch_of(job)
     ImageTable.open(source).pin(source.version)
-    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    store = open_store(job.run, job.registry, job.artifacts)
     promote.require_champion(store)
     connect(job.cluster)
     with show.progress(f"Predicting {source.uri}") as tick:

@@ -76,7 +76,7 @@ POINTS = (
     "raypipe.search.kept:_forget",
     "raypipe.search.kept:_say_ended",
     "raypipe.search.kept:clear",
-    "raypipe.search.leaderboard:write",
+    "raypipe.search.trial_files:write",
     "ray.tune.execution.tune_controller:TuneController.save_to_dir",
     "ray.tune.search.searcher:Searcher.save_to_dir",
     "ray.tune.callback:CallbackList.save_to_dir",

@@ -24,8 +24,9 @@ import pyarrow as pa
 from PIL import Image
 
 from raypipe.config import RunConfig
-from raypipe.registry import promote, tracking
-from raypipe.registry.tracking import RegistryConfig, Store
+from raypipe.registry import promote
+from raypipe.registry.store import Store, open_store
+from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, append
 
@@ -74,7 +75,7 @@ class World:
         run = RunConfig(name="cells", dir=str(self.root / "run"))
         # A pool would keep the file open that `again` puts away, and answer from it.
         with patch.dict(os.environ, MLFLOW_SQLALCHEMYSTORE_POOLCLASS="NullPool"):
-            found = tracking.open_store(run, RegistryConfig())
+            found = open_store(run, RegistryConfig())
             # The registry's own connections are made by the first question about models.
             found.client.search_registered_models(max_results=1)
         return found

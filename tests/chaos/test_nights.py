@@ -16,7 +16,7 @@ from tests.chaos.nights import World
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 CHECK, RETRAIN = "raypipe.watch.check:", "raypipe.watch.retrain:"
 STEPS = {
-    "a window is opened": ("raypipe.watch.windows:Log.add", "after"),
+    "a window is opened": ("raypipe.watch.window_log:Log.add", "after"),
     "it is predicted": (f"{CHECK}_predict", "after"),
     "its evidence is kept": (f"{CHECK}rows_once", "after"),
     "its check is noted": ("raypipe.watch.windows:Windows.checked", "after"),

@@ -2,8 +2,6 @@
 Monitor (a service of the documented protocol).
 """
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 import hashlib

@@ -1,7 +1,5 @@
 """Nodes without internet build from an archive, or say in one message why it does not fit."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,7 +1,5 @@
 """A sidecar is built once, whole or not at all; the password of a private index stays unseen."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 import logging

@@ -1,7 +1,5 @@
 """Faults of stores, planted for real: S3 with rights and signatures (moto), MLflow's databases."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 import json

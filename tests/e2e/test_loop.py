@@ -23,8 +23,9 @@ from raypipe.cli.console import Console
 from raypipe.config import validate
 from raypipe.errors import ConfigError
 from raypipe.job import Job
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote
 from raypipe.registry.promote import ModelVersion
+from raypipe.registry.store import Store, open_store
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.watch.check import CheckResult
@@ -103,7 +104,7 @@ def ingest(job: Job, table: str, folder: Path, name: str, labelled: bool = True)
 
 
 def check(
-    store: tracking.Store,
+    store: Store,
     job: Job,
     night: dict[str, str],
     name: str,
@@ -114,7 +115,7 @@ def check(
 
 
 def retrain(
-    store: tracking.Store, job: Job, checked: CheckResult | None, champion: ModelVersion
+    store: Store, job: Job, checked: CheckResult | None, champion: ModelVersion
 ) -> RetrainResult:
     cfg = RetrainConfigs(job.search, job.watch, job.gate)
     return retrain_job(store, job.training, cfg, checked, champion)
@@ -127,7 +128,7 @@ def counts(job: Job) -> dict[str, int]:
         table = ImageTable(str(folder))
         names = [f.name for f in table.delta().schema().fields]
         found[folder.name] = len(scan.rows(table, table.pin(), names[:1]))
-    store = tracking.open_store(job.run, job.registry)
+    store = open_store(job.run, job.registry)
     return found | {
         "models": len(promote.versions(store)),
         "runs": len(store.client.search_runs([store.experiment_id], max_results=200)),
@@ -162,7 +163,7 @@ def test_drift_leads_to_a_better_champion_and_a_rerun_adds_nothing(
         "other",
         labelled=False,
     )
-    store = tracking.open_store(job.run, job.registry)
+    store = open_store(job.run, job.registry)
     quiet = check(store, job, nights["same"], "same")
     alarm = check(store, job, nights["other"], "other")
     assert not quiet.report.is_drift  # the negative control
@@ -215,7 +216,7 @@ def test_drift_leads_to_a_better_champion_and_a_rerun_adds_nothing(
     assert_a_rollback_stays(store, job, both, alarm)
 
 
-def assert_a_rollback_stays(store: tracking.Store, job: Job, both: Job, alarm: CheckResult) -> None:
+def assert_a_rollback_stays(store: Store, job: Job, both: Job, alarm: CheckResult) -> None:
     """The same night again: no training, no version, and the reason says who rolled back."""
     assert promote.rollback(store, note="by hand") == (2, 1)
     before = counts(job)
@@ -232,7 +233,7 @@ def assert_a_rollback_stays(store: tracking.Store, job: Job, both: Job, alarm: C
 
 
 def assert_found_by_a_balanced_search(
-    store: tracking.Store, first: ModelVersion, challenger: ModelVersion | None
+    store: Store, first: ModelVersion, challenger: ModelVersion | None
 ) -> None:
     """Trials around the champion's settings, sources drawn equally often, the best trained again on
     validation rows too.
@@ -265,7 +266,7 @@ def test_a_challenger_that_is_no_better_is_refused_with_the_reason(
     """Trained again on rows of its own domain alone, a model cannot be better beyond chance than
     one with no mistakes.
     """
-    store = tracking.open_store(job.run, job.registry)
+    store = open_store(job.run, job.registry)
     first = next(v for v in promote.versions(store) if v.version == 1)
     table = {"uri": job.table.uri, "version": "clean"}
     part = {"name": "bees", "where": {"label": "b"}, "tolerance": 0.5, "least_rows": 5}

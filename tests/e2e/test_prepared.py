@@ -18,7 +18,8 @@ from raypipe.feed.dataset import pin
 from raypipe.feed.locate import locate
 from raypipe.images.smaller import Shape
 from raypipe.job import Job
-from raypipe.registry import tracking
+from raypipe.registry import runs
+from raypipe.registry.store import open_store
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.prepare.run import prepare
 from raypipe.tables.table import TableConfig
@@ -86,18 +87,18 @@ def test_everybody_takes_a_prepared_table_and_says_what_it_stands_for(
         assert found["test"]["test_accuracy"] >= 0.9, found["test"]
 
     # The run, the registered version and the card say it, too.
-    store = tracking.open_store(mine.run, mine.registry)
-    tag = f"tags.`{tracking.PREPARED_FROM}` = '{source}'"
-    runs = store.client.search_runs([store.experiment_id], tag)
-    assert len(runs) == 1
-    assert len(runs[0].inputs.dataset_inputs) == 2
+    store = open_store(mine.run, mine.registry)
+    tag = f"tags.`{runs.PREPARED_FROM}` = '{source}'"
+    found_runs = store.client.search_runs([store.experiment_id], tag)
+    assert len(found_runs) == 1
+    assert len(found_runs[0].inputs.dataset_inputs) == 2
     name, version = trained[1]["model"].removeprefix("models:/").rsplit("/", 1)
     logged = store.client.get_model_version(name, version)
-    assert logged.tags[tracking.PREPARED_FROM] == source
-    card = mlflow.artifacts.load_text(f"{runs[0].info.artifact_uri}/card.md")
+    assert logged.tags[runs.PREPARED_FROM] == source
+    card = mlflow.artifacts.load_text(f"{found_runs[0].info.artifact_uri}/card.md")
     assert source in card
     # Test images were looked at twice: on the source, and on its copy.
-    assert tracking.looks(store, done.table) == tracking.looks(store, done.source) == 2
+    assert runs.looks(store, done.table) == runs.looks(store, done.source) == 2
 
     code, out, err = cli("predict", tmp_path / "1.yaml", "--json")
     found = json.loads(out.splitlines()[-1])

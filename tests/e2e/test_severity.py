@@ -26,9 +26,9 @@ from raypipe.errors import DataError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.models.zoo import ImageModel
-from raypipe.registry import package, promote, tracking
+from raypipe.registry import package, promote
 from raypipe.registry.package import Package
-from raypipe.registry.tracking import Store
+from raypipe.registry.store import Store, open_store
 from raypipe.tables.table import TableConfig
 from raypipe.train import shifted, unseen
 from raypipe.watch import history
@@ -91,7 +91,7 @@ def job(ray_session: str, tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 @pytest.fixture(scope="module")
 def store(job: Job) -> Store:
-    return tracking.open_store(job.run, job.registry)
+    return open_store(job.run, job.registry)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,8 @@ from raypipe.cli import verbs
 from raypipe.cli.console import Console
 from raypipe.config import replace, validate
 from raypipe.job import Job
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote
+from raypipe.registry.store import open_store
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable
 
@@ -144,7 +145,7 @@ def test_a_table_becomes_a_champion_that_predicts_and_is_beaten(ray_session: str
             predicted["labels"]["least"] < predicted["labels"]["mean"] < predicted["labels"]["most"]
         )
 
-    store = tracking.open_store(job.run, job.registry)
+    store = open_store(job.run, job.registry)
     served = mlflow.pyfunc.load_model(f"models:/{task}@champion").predict(
         pd.DataFrame({"image": [r["image"] for r in test]})
     )

@@ -1,7 +1,5 @@
 """The Databricks bundle: every resource in every target, and what a slip of a finger does to it."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 import importlib.metadata

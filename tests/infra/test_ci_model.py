@@ -2,7 +2,6 @@
 
 It logs in with what the templates give it: an OIDC token of GitHub's, or of Azure DevOps's.
 """
-# Starts no Ray cluster.
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 What the queries return is in test_sql.py, with the marker spark.
 """
-# Starts no Ray cluster.
 
 from __future__ import annotations
 

@@ -3,10 +3,9 @@
 Elsewhere the RUN lines of the image `app` run as they stand, as root, in a copy-on-write view of
 this machine (an overlay in a mount namespace of its own, in memory): with Debian's own list of
 users, an empty /src and /opt, and the files that the COPY lines name. Then a training runs in it as
-the image's user, with a root that nobody can write. Starts no Ray cluster.
+the image's user, with a root that nobody can write.
 """
 
-# Starts no Ray cluster.
 from __future__ import annotations
 
 import json

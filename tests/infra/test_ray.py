@@ -1,7 +1,5 @@
 """infra/ray/runtime_env.yaml goes through Ray's own validation and packer."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 import zipfile

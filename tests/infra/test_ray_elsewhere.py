@@ -1,10 +1,9 @@
 """The files of infra/ray, as far as they can be checked without the machines that they are for.
 
 elsewhere.py says what is wrong with a file. Here all files are right, and 30 random misspellings
-are found. Starts no Ray cluster.
+are found.
 """
 
-# Starts no Ray cluster.
 from __future__ import annotations
 
 import random

@@ -3,7 +3,6 @@
 A line with `# cloud` is not run: each thing that it names is looked for. What .ci/run runs is
 not run twice, and a quickstart has a test of its own (test_sql_story.py).
 """
-# Starts no Ray cluster.
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """infra/ray/slurm/raypipe.sh on a real SLURM of this machine (slurm.py): two nodes with odd names.
 
-The jobs start Ray by themselves. Starts no Ray cluster.
+The jobs start Ray by themselves.
 """
 
-# Starts no Ray cluster.
 from __future__ import annotations
 
 import subprocess

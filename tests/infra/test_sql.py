@@ -3,7 +3,6 @@
 raypipe's own Python is the measure: `watch.history` says which checks count, `serve.links` which
 rows a prediction has. The tables of real checks are in test_sql_story.py.
 """
-# Starts no Ray cluster.
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from raypipe.config import RunConfig
 from raypipe.serve import batch
 from raypipe.serve.predicted_rows import SCHEMA as PREDICTED
 from raypipe.tables.table import append
-from raypipe.watch import calls, decisions, evidence_row, feedback, history, windows
+from raypipe.watch import calls, decisions, evidence_row, feedback, history, window_log
 from raypipe.watch.settings import WatchConfig
 from tests.infra import delta_views
 from tests.infra.delta_views import SQL, rows
@@ -230,7 +229,7 @@ def test_empty_tables_give_no_rows(spark: Any, view: View) -> None:
         "drift": evidence_row.ROW,
         "calls": calls.ROW,
         "decisions": decisions.ROW,
-        "windows": windows.SCHEMA,
+        "windows": window_log.SCHEMA,
         "predictions": PREDICTED,
     }
     given = {name: view([], schema) for name, schema in tables.items()}
@@ -357,7 +356,7 @@ def test_windows_of_two_lines(spark: Any, view: View) -> None:
 
     given = [entry("a", 1, "opened", 30), entry("a", 2, "checked", 29), entry("a", 3, "waiting", 5)]
     given += [entry("b", 1, "opened", 50.04)]
-    found = rows(spark, "windows", {"windows": view(given, windows.SCHEMA)})
+    found = rows(spark, "windows", {"windows": view(given, window_log.SCHEMA)})
     # Compared with the clock of Spark, some seconds later.
     assert [(r["watched_table"], r["event"], r["checked_windows"]) for r in found] == [
         ("/a", "waiting", 1),
@@ -489,7 +488,7 @@ def test_each_widget_of_the_dashboard_gets_what_it_asks_for(
             [{"key": "k", "about": "1", "model": "m", "number": 1, "decided_at": at}], calls.ROW
         ),
         "decisions": view([{"key": "k", "slices": "{}", "decided_at": at}], decisions.ROW),
-        "windows": view([{"line": "l", "number": 1, "at": NOW}], windows.SCHEMA),
+        "windows": view([{"line": "l", "number": 1, "at": NOW}], window_log.SCHEMA),
         **system,
     }
     file = json.loads((SQL / "dashboard.lvdash.json").read_text("utf-8"))

@@ -3,7 +3,6 @@
 `terraform_check` compares every block with the providers' own schema. Here it is shown that it
 finds nothing in our files, and that it finds what somebody breaks in them.
 """
-# Starts no Ray cluster.
 
 from __future__ import annotations
 

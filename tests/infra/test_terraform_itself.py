@@ -4,7 +4,6 @@ The providers are out of reach of many machines. Terraform gets doubles that kno
 schema (provider_double.py); `terraform test` mocks what they would do. So Terraform itself says
 what it thinks of types, references, conditions, what is known at plan time, and of the way back.
 """
-# Starts no Ray cluster.
 
 from __future__ import annotations
 

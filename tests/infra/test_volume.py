@@ -1,7 +1,5 @@
 """Run folders in a volume of Unity Catalog: no locks, no appending, no sparse files."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 import errno

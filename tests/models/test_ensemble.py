@@ -1,7 +1,5 @@
 """An ensemble says the weighted mean of what its members say, each at its own side."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Records arrive at a service that speaks the documented protocol, through Azure's own client."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 import json

@@ -1,7 +1,5 @@
 """A sink that is killed at any step, and sinks that share a spool, lose nothing."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 import json

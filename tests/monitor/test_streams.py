@@ -1,7 +1,5 @@
 """The schema: one source, types of Log Analytics, and values that JSON does not have."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 import json

@@ -3,8 +3,6 @@
 They train in this process.
 """
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 import json

@@ -10,9 +10,10 @@ import torch
 
 from raypipe.config import RunConfig
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import mlflow_model, package, tracking
+from raypipe.registry import mlflow_model, package
 from raypipe.registry.package import Package, Reference
-from raypipe.registry.tracking import RegistryConfig, Store
+from raypipe.registry.store import Store, open_store
+from raypipe.registry.tracking import RegistryConfig
 
 CFG = ModelConfig(name="small_cnn", pretrained=False, mode="finetune")
 
@@ -44,7 +45,7 @@ def built(model: ImageModel, tmp_path: Path) -> Package:
 @pytest.fixture(scope="session")
 def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """One database for the session: making its tables takes seconds. Tests use own model names."""
-    return tracking.open_store(
+    return open_store(
         RunConfig(dir=str(tmp_path_factory.mktemp("mlflow"))), RegistryConfig(experiment="tests")
     )
 

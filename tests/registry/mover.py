@@ -20,13 +20,14 @@ from pathlib import Path
 
 from raypipe.config import RunConfig
 from raypipe.errors import RaypipeError
-from raypipe.registry import follow, promote, tracking
+from raypipe.registry import follow, promote
+from raypipe.registry.store import open_store
 from raypipe.registry.tracking import RegistryConfig
 
 
 def main(given: dict) -> dict:
     cfg = RegistryConfig(**given["registry"])
-    store = tracking.open_store(RunConfig(dir=given["dir"]), cfg)
+    store = open_store(RunConfig(dir=given["dir"]), cfg)
     if given.get("dies"):
         follow.apply = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     Path(given["dir"], "ready").touch()

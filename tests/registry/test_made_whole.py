@@ -1,7 +1,5 @@
 """A new SQLite store of MLflow is there whole or not at all."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 import os
@@ -13,7 +11,8 @@ import sqlalchemy
 from sqlalchemy import event
 
 from raypipe.config import RunConfig
-from raypipe.registry import made_whole, tracking
+from raypipe.registry import made_whole
+from raypipe.registry.store import open_store
 from raypipe.registry.tracking import RegistryConfig
 
 # Before conftest's quick_stores, which copies a store that was made once, takes its place.
@@ -39,11 +38,11 @@ def test_a_kill_while_mlflow_makes_its_store_leaves_none(
     event.listen(sqlalchemy.engine.Engine, "before_cursor_execute", dies)
     try:
         with pytest.raises(Killed):
-            tracking.open_store(run, RegistryConfig())
+            open_store(run, RegistryConfig())
     finally:
         event.remove(sqlalchemy.engine.Engine, "before_cursor_execute", dies)
     assert list((run.path / "mlflow").iterdir()) == []
-    store = tracking.open_store(run, RegistryConfig())
+    store = open_store(run, RegistryConfig())
     assert store.client.search_experiments()[0].experiment_id
     assert [path.name for path in (run.path / "mlflow").glob("*")] == ["mlflow.db"]
 

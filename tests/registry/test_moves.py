@@ -1,8 +1,6 @@
 """The fence of promotions, on SQLite, on `mlflow server` and on the double of Unity Catalog: real
 processes and run folders."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 import dataclasses
@@ -26,7 +24,8 @@ from raypipe.errors import DataError
 from raypipe.job import Job
 from raypipe.main import main
 from raypipe.registry import mlflow_model, moves, promote, tracking
-from raypipe.registry.tracking import RegistryConfig, Store
+from raypipe.registry.store import Store, open_store
+from raypipe.registry.tracking import RegistryConfig
 from raypipe.watch import retrain
 from raypipe.watch.decide import Decision
 from tests.registry import stores
@@ -61,7 +60,7 @@ class Place:
     def open(self, run: str = "a", **changes: object) -> Store:
         given = self.address.settings | {"moves": self.moves, "model": self.model}
         cfg = RegistryConfig(**given, **changes)
-        return tracking.open_store(RunConfig(dir=str(self.root / run)), cfg)
+        return open_store(RunConfig(dir=str(self.root / run)), cfg)
 
     def start(self, run: str, versions: list[int], **more: object) -> subprocess.Popen:
         (self.root / run).mkdir(exist_ok=True)

@@ -1,7 +1,5 @@
 """A registry that is offline: one line after some seconds, a bounded wait, one message."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 import logging
@@ -15,7 +13,8 @@ import pytest
 
 from raypipe.config import RunConfig
 from raypipe.errors import ConfigError
-from raypipe.registry import patience, tracking
+from raypipe.registry import patience
+from raypipe.registry.store import open_store
 from raypipe.registry.tracking import RegistryConfig
 
 
@@ -56,7 +55,7 @@ def test_an_offline_registry_is_said_and_ends(
             ConfigError, match=r"MLflow's server at 127\.0\.0\.1:\d+ does not answer"
         ) as raised,
     ):
-        tracking.open_store(RunConfig(dir=str(tmp_path)), RegistryConfig(uri="env:OUR_MLFLOW"))
+        open_store(RunConfig(dir=str(tmp_path)), RegistryConfig(uri="env:OUR_MLFLOW"))
     assert time.monotonic() - began < 20
     assert len(waits(caplog)) == 1 and "127.0.0.1:" in waits(caplog)[0], caplog.messages
     said = str(raised.value)
@@ -99,7 +98,7 @@ def test_a_registry_apart_from_the_runs_is_asked_as_shortly(
 ) -> None:
     monkeypatch.setenv("OUR_MODELS", offline)
     cfg = RegistryConfig(registry_uri="env:OUR_MODELS")
-    store = tracking.open_store(RunConfig(dir=str(tmp_path)), cfg)
+    store = open_store(RunConfig(dir=str(tmp_path)), cfg)
     began = time.monotonic()
     with caplog.at_level(logging.WARNING, "raypipe"), pytest.raises(Exception, match="failed with"):
         store.client.search_registered_models()
@@ -113,7 +112,7 @@ def test_a_store_that_answers_is_not_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patience, "SAY_AFTER_S", 0.0)
-    store = tracking.open_store(RunConfig(dir=str(tmp_path)), RegistryConfig())
+    store = open_store(RunConfig(dir=str(tmp_path)), RegistryConfig())
     assert store.client.search_registered_models() == []
     assert waits(caplog) == []
 

@@ -13,9 +13,9 @@ import pytest
 
 from raypipe.models.backbones import BACKBONES
 from raypipe.models.providers import PROVIDERS
-from raypipe.registry import mlflow_model, promote, tracking
+from raypipe.registry import mlflow_model, promote, runs
 from raypipe.registry.package import Package
-from raypipe.registry.tracking import Store
+from raypipe.registry.store import Store
 
 from ..conftest import Draw
 
@@ -85,7 +85,7 @@ def test_it_predicts_in_an_empty_environment(
     import dataclasses
 
     store = dataclasses.replace(shared_store, model="alone")
-    with tracking.run(store, "alone", "train", {}, None) as run_id:
+    with runs.run(store, "alone", "train", {}, None) as run_id:
         pass
     made = promote.register(store, run_id, Path(str(built.folder)), "alone", {})
     import mlflow

@@ -26,16 +26,16 @@ from PIL import Image
 from raypipe.errors import DataError
 from raypipe.images.decode import decode
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import inputs, package, promote, tracking
+from raypipe.registry import inputs, package, promote, runs
 from raypipe.registry.package import Package, Reference
-from raypipe.registry.tracking import Store
+from raypipe.registry.store import Store
 from tests.conftest import Draw
 
 
 def register(store: Store, folder: Path, model: str) -> Path:
     """The files of the MLflow model of a package."""
     store = dataclasses.replace(store, model=model)
-    with tracking.run(store, model, "train", {}, None) as run_id:
+    with runs.run(store, model, "train", {}, None) as run_id:
         pass
     made = promote.register(store, run_id, folder, model, {})
     files = mlflow.artifacts.download_artifacts(

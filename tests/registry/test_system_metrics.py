@@ -1,7 +1,5 @@
 """What the nodes did, in MLflow: under its own names, by node, and never at the run's cost."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 import logging
@@ -13,8 +11,9 @@ import pytest
 from raypipe.cluster.node_reader import CPU, SECONDS, Size
 from raypipe.cluster.usage import AT, Node, Nodes
 from raypipe.config import RunConfig
-from raypipe.registry import system_metrics, tracking
-from raypipe.registry.tracking import RegistryConfig, Store
+from raypipe.registry import runs, system_metrics
+from raypipe.registry.store import Store, open_store
+from raypipe.registry.tracking import RegistryConfig
 from tests.serve import servers
 
 RECEIVED = "network_receive_megabytes"
@@ -32,11 +31,11 @@ def nodes(*names: str, samples: int = 3) -> Nodes:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    yield tracking.open_store(RunConfig(dir=str(tmp_path / "run")), RegistryConfig())
+    yield open_store(RunConfig(dir=str(tmp_path / "run")), RegistryConfig())
 
 
 def test_one_node_has_mlflows_own_names(store: Store) -> None:
-    with tracking.run(store, "key", "train", {}, None) as run_id:
+    with runs.run(store, "key", "train", {}, None) as run_id:
         system_metrics.log(store, run_id, nodes("host-7"))
     run = store.client.get_run(run_id)
     assert set(run.data.metrics) == {f"system/{CPU}", f"system/{RECEIVED}"}
@@ -52,7 +51,7 @@ def test_one_node_has_mlflows_own_names(store: Store) -> None:
 
 def test_several_nodes_have_their_names_whatever_these_are(store: Store) -> None:
     odd = ["ip-10-0-0-1.ec2", "knöten/β 1", "..", "a" * 300, "a:b"]
-    with tracking.run(store, "key", "train", {}, None) as run_id:
+    with runs.run(store, "key", "train", {}, None) as run_id:
         system_metrics.log(store, run_id, nodes(*odd))
     names = store.client.get_run(run_id).data.metrics
     found = {name.split("/")[1] for name in names}
@@ -61,7 +60,7 @@ def test_several_nodes_have_their_names_whatever_these_are(store: Store) -> None
 
 
 def test_no_nodes_and_many_samples(store: Store) -> None:
-    with tracking.run(store, "key", "train", {}, None) as run_id:
+    with runs.run(store, "key", "train", {}, None) as run_id:
         system_metrics.log(store, run_id, {})
         assert not store.client.get_run(run_id).data.metrics
         # More than one call to the REST API may take.
@@ -79,7 +78,7 @@ def test_a_server_that_dies_costs_these_metrics_and_one_warning(
     arguments = ("server", "--workers", "1", *backend)
     with servers.mlflow(*arguments, ready="/health", log=tmp_path / "log") as address:
         run = RunConfig(dir=str(tmp_path / "run"))
-        store = tracking.open_store(run, RegistryConfig(uri=address))
+        store = open_store(run, RegistryConfig(uri=address))
         run_id = store.client.create_run(store.experiment_id).info.run_id
     caplog.set_level(logging.WARNING, logger="raypipe")
     system_metrics.log(store, run_id, nodes("a", "b", samples=900))

@@ -20,9 +20,10 @@ import pytest
 from raypipe.config import RunConfig, validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.failures import explain
-from raypipe.registry import catalog, promote, tracking
+from raypipe.registry import catalog, promote, runs
 from raypipe.registry.package import Package
-from raypipe.registry.tracking import RegistryConfig, Store
+from raypipe.registry.store import Store, open_store
+from raypipe.registry.tracking import RegistryConfig
 from tests.registry import unity_catalog
 from tests.registry.unity_catalog import Double
 from tests.serve import servers
@@ -50,7 +51,7 @@ def store(double: Double, shared_store: Store, request: pytest.FixtureRequest) -
 
 
 def register(store: Store, built: Package, key: str, **tags: str) -> promote.ModelVersion:
-    with tracking.run(store, key, "train", {}, None) as run_id:
+    with runs.run(store, key, "train", {}, None) as run_id:
         pass
     return promote.register(store, run_id, built.folder, key, tags)
 
@@ -113,15 +114,16 @@ def test_a_version_whose_writer_died_is_none(store: Store, built: Package, doubl
         "import mlflow\n"
         "from mlflow.store.artifact.presigned_url_artifact_repo import *\n"
         "from raypipe.config import RunConfig\n"
-        "from raypipe.registry import promote, tracking\n"
+        "from raypipe.registry import promote, runs\n"
+        "from raypipe.registry.store import open_store\n"
         "from raypipe.registry.tracking import RegistryConfig\n"
         "PresignedUrlArtifactRepository._upload_to_cloud = (\n"
         "    lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))\n"
         "given = json.loads(sys.argv[1])\n"
         "cfg = RegistryConfig(uri=given['sql'], registry_uri='databricks-uc',\n"
         "    model=given['model'], experiment='tests')\n"
-        "store = tracking.open_store(RunConfig(dir=sys.argv[2]), cfg)\n"
-        "with tracking.run(store, 'dies', 'train', {}, None) as run_id: pass\n"
+        "store = open_store(RunConfig(dir=sys.argv[2]), cfg)\n"
+        "with runs.run(store, 'dies', 'train', {}, None) as run_id: pass\n"
         "promote.register(store, run_id, Path(given['package']), 'dies', {})\n"
     )
     command = [sys.executable, "-c", code, json.dumps(given), str(built.folder.parent / "other")]
@@ -182,7 +184,7 @@ def test_what_unity_catalog_refuses_is_refused_before_a_training(
 ) -> None:
     cfg = validate(RegistryConfig, UNITY | {"model": "main.default.m"} | registry)
     with pytest.raises(ConfigError, match=says):
-        tracking.open_store(RunConfig(dir=str(tmp_path)), cfg)
+        open_store(RunConfig(dir=str(tmp_path)), cfg)
     assert not list(tmp_path.rglob("*.db"))
 
 
@@ -237,17 +239,17 @@ def test_runs_in_a_workspace_and_models_in_its_catalog(
     arguments = ("server", "--workers", "1", "--backend-store-uri", f"sqlite:///{tmp_path}/s.db")
     arguments += ("--default-artifact-root", unity_catalog.ROOT, "--no-serve-artifacts")
     with (
-        servers.mlflow(*arguments, ready="/health", log=tmp_path / "log") as runs,
-        unity_catalog.serving(tmp_path / "double", runs) as double,
+        servers.mlflow(*arguments, ready="/health", log=tmp_path / "log") as server,
+        unity_catalog.serving(tmp_path / "double", server) as double,
         patch.dict(os.environ, double.environment),
     ):
         cfg = RegistryConfig(
             uri="databricks", experiment="/Shared/solar", model="main.default.solar"
         )
-        store = tracking.open_store(RunConfig(dir=str(tmp_path / "run")), cfg)
+        store = open_store(RunConfig(dir=str(tmp_path / "run")), cfg)
         assert store.registry == "databricks-uc" and not store.is_shared
         made = register(store, built, "k")
-        assert tracking.finished_run(store, "k") and promote.find(store, "k") == made
+        assert runs.finished_run(store, "k") and promote.find(store, "k") == made
         promote.promote(store, made, None)
         champion = promote.require_champion(store)
         images = [textured(seed, 40) for seed in range(3)]

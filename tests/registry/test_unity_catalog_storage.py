@@ -19,9 +19,9 @@ import mlflow
 import pytest
 from botocore.exceptions import ClientError
 
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote, runs
 from raypipe.registry.package import Package
-from raypipe.registry.tracking import Store
+from raypipe.registry.store import Store
 from tests.cloud.conftest import served
 from tests.registry import unity_catalog
 from tests.registry.unity_catalog import Bucket, Double
@@ -125,7 +125,7 @@ def store(cloud: Cloud, shared_store: Store, request: pytest.FixtureRequest) -> 
 
 
 def register(store: Store, built: Package, key: str) -> promote.ModelVersion:
-    with tracking.run(store, key, "train", {}, None) as run_id:
+    with runs.run(store, key, "train", {}, None) as run_id:
         pass
     return promote.register(store, run_id, built.folder, key, {})
 

@@ -1,7 +1,4 @@
-"""A budget for a whole search: what is planned from what was measured, with a clock of our own.
-
-Starts no Ray cluster.
-"""
+"""A budget for a whole search: what is planned from what was measured, with a clock of our own."""
 
 from __future__ import annotations
 

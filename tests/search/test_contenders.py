@@ -1,5 +1,4 @@
 """Which features a first answer reads, and which heads it fits to them."""
-# Starts no Ray cluster.
 
 from __future__ import annotations
 

@@ -278,7 +278,7 @@ def test_a_first_trial_needs_no_array_of_its_own() -> None:
 @pytest.mark.parametrize("workers", [1, "auto"])
 def test_a_search_with_one_worker_searches_what_the_user_left_open(workers: int | str) -> None:
     """A job whose every field counted as set was searched for its rate alone."""
-    from raypipe.search.tuner import one_worker
+    from raypipe.search.feasible import one_worker
 
     of = job(train={"workers": workers, "epochs": 10})
     one = one_worker(of.training)

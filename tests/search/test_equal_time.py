@@ -1,7 +1,4 @@
-"""What the comparison in equal wall time says of its lines, and which methods it has.
-
-# Starts no Ray cluster.
-"""
+"""What the comparison in equal wall time says of its lines, and which methods it has."""
 
 from __future__ import annotations
 

@@ -18,10 +18,11 @@ from raypipe.feed import features as feeding
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.models.heads import KernelHead
-from raypipe.search import first_answer, leaderboard, opening, page, variants
+from raypipe.search import first_answer, opening, page, trial_files, variants
 from raypipe.search.first_answer import FirstAnswer
-from raypipe.search.leaderboard import FIRST, SearchResult
+from raypipe.search.leaderboard import FIRST
 from raypipe.search.limits import Variant
+from raypipe.search.result import SearchResult
 from raypipe.search.trials.standing import Reached
 from raypipe.train import checkpoint, trainer, worker
 from raypipe.train.stopping import FITTED
@@ -271,6 +272,6 @@ def test_what_a_first_answer_took_before_a_kill_counts(
     for _ in range(2):
         odd = make((one, 1.0, math.nan), (two, 1.0, 0.9))
         assert [at.by for at in odd.reached] == [two]
-    file = tmp_path / leaderboard.REACHED
+    file = tmp_path / trial_files.REACHED
     file.write_text(file.read_text().replace("0.9", "null"))
-    assert leaderboard.read_reached(tmp_path)[0] == ()
+    assert trial_files.read_reached(tmp_path)[0] == ()

@@ -1,4 +1,3 @@
-# Starts no Ray cluster.
 """Freeze-thaw search trains what is promising and forgets nothing; its model's slopes are right."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 """The greedy ensemble: better than its members, never worse than the best, the same every time."""
-# Starts no Ray cluster.
 
 from __future__ import annotations
 

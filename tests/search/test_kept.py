@@ -12,8 +12,9 @@ import torch
 
 from raypipe.errors import RaypipeError
 from raypipe.job import Job
-from raypipe.search import kept, leaderboard, together
-from raypipe.search.leaderboard import SearchResult, Trial
+from raypipe.search import kept, together, trial_files
+from raypipe.search.leaderboard import Trial
+from raypipe.search.result import SearchResult
 from raypipe.search.trials import trial_checkpoints
 from raypipe.train import checkpoint
 from raypipe.train.loop import LoopState
@@ -223,9 +224,9 @@ def test_a_search_whose_last_weights_are_damaged_says_so(
 
 def test_a_result_of_an_older_version_keeps_all(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
-    leaderboard.write(file, [Trial("a", {}, 0.1, 1, False, (), "x")], None, 0)
+    trial_files.write(file, [Trial("a", {}, 0.1, 1, False, (), "x")], None, 0)
     read = json.loads(file.read_text())
     read["format"] = 2
     del read["trials"][0]["kept"]
     file.write_text(json.dumps(read))
-    assert leaderboard.read(file)[0][0].kept
+    assert trial_files.read(file)[0][0].kept

@@ -1,7 +1,4 @@
-"""The ledger of a benchmark: it goes on where it stopped, and a killed cell leaves nothing half.
-
-# Starts no Ray cluster.
-"""
+"""The ledger of a benchmark: it goes on where it stopped, and a killed cell leaves nothing half."""
 
 from __future__ import annotations
 

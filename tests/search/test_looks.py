@@ -1,7 +1,4 @@
-"""The list of looks at test splits, and that benchmarks add to it.
-
-# Starts no Ray cluster.
-"""
+"""The list of looks at test splits, and that benchmarks add to it."""
 
 from __future__ import annotations
 

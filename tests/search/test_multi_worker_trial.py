@@ -17,7 +17,7 @@ from raypipe.config import replace
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.search import tune_run
-from raypipe.search.leaderboard import SearchResult
+from raypipe.search.result import SearchResult
 from raypipe.search.schedulers import mutations
 from raypipe.search.trials.multi_worker_trial import GroupTrial
 from raypipe.search.trials.trial import run_trial

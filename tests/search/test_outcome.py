@@ -1,7 +1,5 @@
 """What a search bought: numbered points in two charts, and tables that say what they are."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 import re

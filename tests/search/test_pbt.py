@@ -28,7 +28,7 @@ from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.search import tune_run
-from raypipe.search.leaderboard import SearchResult
+from raypipe.search.result import SearchResult
 from raypipe.search.schedulers import explore, mutations, pbt, tune_schedulers
 from raypipe.search.space import parse
 from raypipe.search.trials import trial_checkpoints

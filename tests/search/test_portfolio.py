@@ -1,4 +1,4 @@
-"""The portfolio of first trials, and what a trial is expected to cost. Starts no Ray cluster."""
+"""The portfolio of first trials, and what a trial is expected to cost."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The ranker's arithmetic, on a small table of its own: what is judged does not see the task.
-
-Starts no Ray cluster.
-"""
+"""The ranker's arithmetic, on a small table of its own: what is judged does not see the task."""
 
 from __future__ import annotations
 

@@ -18,9 +18,10 @@ from raypipe.config import load, replace, validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
-from raypipe.search import refit, refit_together, tuner
-from raypipe.search.leaderboard import SearchResult, Trial
+from raypipe.search import feasible, refit, refit_together, tuner
+from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger
+from raypipe.search.result import SearchResult
 from raypipe.search.schedulers import mutations
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import TableConfig, TableVersion
@@ -286,7 +287,7 @@ def test_what_the_job_refuses_is_said_before_the_search(searches: Searches, tmp_
         check(searches(tmp_path, **{"search.refit": {"model.side": 300}}))
     with pytest.raises(ConfigError, match=r"checkpoint of train\.start_from is incomplete"):
         job = searches(tmp_path, **{"train.start_from": str(tmp_path)})
-        tuner.check(job.training, job.search)
+        feasible.check(job.training, job.search)
     with pytest.raises(ConfigError, match=r"search\.soup and search\.refit"):
         searches(tmp_path, **{"search.refit": {}, "search.soup": 3})
     check(searches(tmp_path))

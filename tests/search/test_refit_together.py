@@ -24,10 +24,11 @@ from raypipe.search import networks, refit, refit_together, together, tuner, var
 from raypipe.search import page as search_page
 from raypipe.search.budget import GUESSED_IMAGES_PER_S, Speed
 from raypipe.search.greedy import Bar, Ensemble, by_metric
-from raypipe.search.leaderboard import FIRST, SearchResult, Trial
+from raypipe.search.leaderboard import FIRST, Trial
 from raypipe.search.ledger import Ledger
 from raypipe.search.limits import Variant
 from raypipe.search.refit_together import Again, chosen
+from raypipe.search.result import SearchResult
 from raypipe.search.settings import SearchConfig
 from raypipe.tables.table import TableConfig, TableVersion
 from raypipe.train import ensembles, trainer

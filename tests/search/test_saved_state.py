@@ -1,10 +1,8 @@
-"""Tune's state in one file: a search is restored from what was saved together.
-
-# Starts no Ray cluster.
-"""
+"""Tune's state in one file: a search is restored from what was saved together."""
 
 from __future__ import annotations
 
+import importlib
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +23,38 @@ FILES = {
     "search_gen_state-1.json": "limits",
     "callback-states-1.pkl": "callbacks",
 }
+
+
+# Python names of ours in what Tune saves of a search (read out of searches by ASHA, PBT and PB2).
+NAMED = """
+raypipe.cluster.connect ClusterConfig
+raypipe.cluster.spark SparkConfig
+raypipe.config RunConfig
+raypipe.feed.dataset FeedConfig
+raypipe.images.augment AugmentConfig
+raypipe.models.zoo ModelConfig
+raypipe.registry.tracking RegistryConfig
+raypipe.search.budget Speed
+raypipe.search.schedulers.halving Halving
+raypipe.search.schedulers.pbt Pbt _Pb2
+raypipe.search.schedulers.tune_schedulers HalvingScheduler Memory
+raypipe.search.searchers.planned Planned
+raypipe.search.settings PbtConfig
+raypipe.search.trials.monitor Held Monitor Stop _nobody _nothing
+raypipe.search.trials.standing Reached Standing
+raypipe.search.trials.trial folder_name
+raypipe.tables.table Columns TableConfig
+raypipe.train.job TrainJob
+raypipe.train.settings TrainConfig
+raypipe.train.stopping SearchStoppingConfig StoppingConfig
+"""
+
+
+@pytest.mark.parametrize("line", NAMED.split("\n")[1:-1])
+def test_what_saved_searches_name_stays_where_it_is(line: str) -> None:
+    """Pickles name modules: of a class that moved, no earlier search could be restored."""
+    module, *names = line.split()
+    assert [name for name in names if not hasattr(importlib.import_module(module), name)] == []
 
 
 @pytest.fixture

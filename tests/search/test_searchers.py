@@ -16,7 +16,7 @@ from ray.tune.search import Searcher
 from raypipe.config import replace, save, validate
 from raypipe.errors import ConfigError
 from raypipe.job import Job
-from raypipe.search import leaderboard
+from raypipe.search import trial_files
 from raypipe.search.leaderboard import Trial
 from raypipe.search.searchers.planned import Planned
 from raypipe.search.searchers.tune_searchers import plan, searcher
@@ -231,7 +231,7 @@ def finished(job: Job, key: str, *trials: tuple[dict[str, Any], float]) -> None:
         Trial(f"t{i}", changes, value, 1, False, (), "x")
         for i, (changes, value) in enumerate(trials)
     ]
-    leaderboard.write(folder / "result.json", made, None, 0)
+    trial_files.write(folder / "result.json", made, None, 0)
 
 
 def test_a_warm_start_reads_other_searches_on_the_same_table_and_metric(tmp_path: Path) -> None:

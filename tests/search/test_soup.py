@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
-from raypipe.search import soup, together, tuner
+from raypipe.search import several, soup, together, tuner
 from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger
 from raypipe.train import checkpoint
@@ -124,6 +124,6 @@ def test_a_soup_is_within_the_budget(
 
     job = searches(tmp_path, **{"search.soup": 2, "search.budget_s": 120})
     ledger = Late(120)
-    monkeypatch.setattr(tuner, "validate", lambda *given: time.sleep(60))
+    monkeypatch.setattr(several, "validate", lambda *given: time.sleep(60))
     found = tuner.search(job.training, job.search, ledger=ledger)
     assert found.members == () and ledger.notes == ["No soup: there was no time to judge one"]

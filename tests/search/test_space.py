@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from raypipe.config import replace, validate
 from raypipe.errors import ConfigError
 from raypipe.job import Job
-from raypipe.search import tuner
+from raypipe.search import feasible
 from raypipe.search.searchers import tune_searchers
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import parse
@@ -388,7 +388,7 @@ def test_a_slip_in_a_start_is_said() -> None:
 def test_a_space_without_fields_is_no_search() -> None:
     def asked(**search: Any) -> None:
         job = validate(Job, {"table": {"uri": "unused"}, "search": {"space": {}, **search}})
-        tuner.check(job.training, job.search, None, {"CPU": 2.0})
+        feasible.check(job.training, job.search, None, {"CPU": 2.0})
 
     with pytest.raises(ConfigError, match="all trials would be the same one"):
         asked()

@@ -1,7 +1,5 @@
 """The tasks of the benchmarks: the same images in the same splits, whoever makes them."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 from pathlib import Path

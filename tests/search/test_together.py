@@ -19,8 +19,9 @@ from raypipe.feed.dataset import Pinned, pin
 from raypipe.job import Job
 from raypipe.models.ensemble import EnsembleModel
 from raypipe.models.zoo import ImageModel
-from raypipe.registry import promote, tracking
-from raypipe.search import leaderboard, together, tuner
+from raypipe.registry import promote
+from raypipe.registry.store import open_store
+from raypipe.search import finished, together, trial_files
 from raypipe.search.greedy import Bar, Ensemble, by_metric
 from raypipe.search.leaderboard import Trial
 from raypipe.search.limits import Variant
@@ -123,7 +124,7 @@ def test_it_is_one_package_like_any_other(
     )
     data = Prepared(lambda: trainer.prepare(one.job, pinned))
     planned = Plan(one.job, pinned, "k", search_folder, data)
-    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    store = open_store(job.run, job.registry, job.artifacts)
     version = publish(store, planned, result, "search")
     assert publish(store, planned, result, "search").version == version.version
     shutil.rmtree(search_folder)
@@ -230,11 +231,11 @@ def test_the_result_of_a_search_is_its_ensemble(
         changes = {"model.views": one.job.model.views}
         trials.append(Trial(one.name, changes, 1.0, 1, False, history, one.checkpoint))
         assert one.name == f"trial-{seed}"
-    leaderboard.write(folder / "result.json", trials, None, 60)
+    trial_files.write(folder / "result.json", trials, None, 60)
     joining = together.candidates(job, trials, CFG, None)
     found = together.make(joining, CFG, pinned, prepared(pinned, *made), folder)
     assert found is not None and found.members == ("trial-6", "trial-3")
-    result = tuner._result(folder, "key", Space((), job), pinned, 0.0)
+    result = finished.result_of(folder, "key", Space((), job), pinned, 0.0)
     assert result.members == found.members and result.shares == found.shares
     assert result.best.metrics == found.metrics and result.best.checkpoint == found.checkpoint
     assert result.job == made[1].job and result.trials[0].name == "trial-1"

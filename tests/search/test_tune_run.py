@@ -1,6 +1,5 @@
 """What is said of trials that failed."""
 
-# Starts no Ray cluster.
 from __future__ import annotations
 
 import logging

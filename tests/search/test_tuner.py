@@ -20,7 +20,7 @@ from raypipe.feed.dataset import Pinned, pin
 from raypipe.feed.feed import Source
 from raypipe.job import Job
 from raypipe.search import tuner
-from raypipe.search.leaderboard import SearchResult
+from raypipe.search.result import SearchResult
 from raypipe.search.trials import trial_data
 from raypipe.search.trials.standing import Standing
 from raypipe.train import checkpoint, trainer

@@ -13,10 +13,11 @@ import torch
 from raypipe.config import RunConfig
 from raypipe.images.decode import decode_batch
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import package, promote, tracking
+from raypipe.registry import package, promote, runs
 from raypipe.registry.package import Package, Predictions, Reference
 from raypipe.registry.promote import ModelVersion
-from raypipe.registry.tracking import RegistryConfig, Store
+from raypipe.registry.store import Store, open_store
+from raypipe.registry.tracking import RegistryConfig
 
 CFG = ModelConfig(name="small_cnn", pretrained=False, mode="finetune")
 CLASSES = ("a", "b", "c")
@@ -35,7 +36,7 @@ class Registered:
 
     def another(self, key: str, folder: Path | None = None) -> ModelVersion:
         """One more version: of the same package, or of the one in `folder`."""
-        with tracking.run(self.store, key, "train", {}, None) as run_id:
+        with runs.run(self.store, key, "train", {}, None) as run_id:
             pass
         folder = folder or Path(str(self.package.folder))
         return promote.register(self.store, run_id, folder, key, {})
@@ -69,8 +70,8 @@ def registered(two_hundred: list[bytes], tmp_path_factory: pytest.TempPathFactor
     built = Package(package.build(folder / "package", model, CFG, CLASSES, reference, {}))
 
     run = RunConfig(name="mixed", dir=str(folder / "run"))
-    store = tracking.open_store(run, RegistryConfig())
-    with tracking.run(store, "mixed", "train", {}, None) as run_id:
+    store = open_store(run, RegistryConfig())
+    with runs.run(store, "mixed", "train", {}, None) as run_id:
         pass
     version = promote.register(store, run_id, Path(str(built.folder)), "mixed", {})
     promote.promote(store, version, expected=None)

@@ -21,7 +21,7 @@ connect.prepare_environment()
 import ray
 from raypipe.config import RunConfig
 from raypipe.errors import ClusterError
-from raypipe.registry import tracking
+from raypipe.registry.store import open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.serve import batch, pieces, workers
 from raypipe.serve.batch import PredictConfig
@@ -30,7 +30,7 @@ from raypipe.tables.table import TableConfig
 folder, registry = sys.argv[1:]
 ray.init("local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
 pieces.PIECE_ROWS, workers.MOST_PIECES = 10, 1
-store = tracking.open_store(RunConfig(name="mixed", dir=registry), RegistryConfig())
+store = open_store(RunConfig(name="mixed", dir=registry), RegistryConfig())
 run, table = RunConfig(name="mixed", dir=folder), TableConfig(uri=folder + "/t")
 
 # The second actor dies with its third call, and is made again.

@@ -22,9 +22,9 @@ from raypipe.errors import DataError
 from raypipe.feed.dataset import pin
 from raypipe.images.measure import SEEN
 from raypipe.job import Job
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote
 from raypipe.registry.promote import ModelVersion
-from raypipe.registry.tracking import Store
+from raypipe.registry.store import Store, open_store
 from raypipe.serve import batch, commits, evaluate, pieces, workers
 from raypipe.serve.batch import PredictConfig
 from raypipe.tables import scan
@@ -36,7 +36,7 @@ from raypipe.train.publish import publish
 from raypipe.watch.check import check, read_batch
 from raypipe.watch.detect import DriftConfig, DriftReport
 from raypipe.watch.pictures import images_of, picture_of
-from raypipe.work.results import Drifted
+from raypipe.work.results.watching import Drifted
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def trained(ray_session: str, job: TrainJob) -> TrainResult:
 
 @pytest.fixture(scope="module")
 def store(job: TrainJob) -> Store:
-    return tracking.open_store(job.run, job.registry)
+    return open_store(job.run, job.registry)
 
 
 @pytest.fixture(scope="module")
@@ -349,7 +349,7 @@ def test_a_check_shows_which_engine_it_was_and_why(
     store: Store, job: TrainJob, champion: ModelVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the page, in the summary and in the MLflow run."""
-    monkeypatch.setattr("raypipe.watch.detect.LEAST_ROWS", 10)  # the reference has 17 images
+    monkeypatch.setattr("raypipe.watch.sides.LEAST_ROWS", 10)  # the reference has 17 images
     every = ("mmd", "ks", "cvm", "chi2", "looks")
     drift = DriftConfig(detectors=every, permutations=800)
     done = check(store, job.run, job.table, "wide", PredictConfig(), drift, champion)
@@ -453,7 +453,7 @@ import os, signal, sys
 from pathlib import Path
 from raypipe.config import load
 from raypipe.job import Job
-from raypipe.registry import tracking
+from raypipe.registry.store import open_store
 from raypipe.serve import batch, commits, pieces, workers
 from raypipe.serve.batch import PredictConfig
 from raypipe.tables import parts
@@ -481,7 +481,7 @@ if point == "predicting":
     commits.whole = after(2, commits.whole)
 elif point in ("committing", "committed"):
     parts.append_once = after(2, parts.append_once)
-store = tracking.open_store(job.run, job.registry)
+store = open_store(job.run, job.registry)
 batch.predict(store, job.run, TableConfig(uri=table), PredictConfig(out=out))
 """
 

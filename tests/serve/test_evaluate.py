@@ -18,7 +18,8 @@ from PIL import Image
 import raypipe
 from raypipe.config import validate
 from raypipe.job import Job
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote
+from raypipe.registry.store import open_store
 from raypipe.serve import evaluation, judged_rows
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import ImageTable, TableConfig
@@ -43,7 +44,7 @@ def run(ray_session: str, photos: Path, tmp_path_factory: pytest.TempPathFactory
     source = {"images": str(photos), "labels": str(photos / "labels.csv")}
     splits = {"train": 0.6, "val": 0.2, "test": 0.2}
     ingest(job.table, validate(IngestConfig, {"from": source, "splits": splits, "name": "photos"}))
-    store = tracking.open_store(job.run, job.registry)
+    store = open_store(job.run, job.registry)
     result = trainer.run(job)
     version = publish(store, trainer.plan(job), result, "train")
     promote.promote(store, version, expected=None)
@@ -109,7 +110,7 @@ def test_the_planted_slice_is_the_worst_and_its_interval_covers_the_truth(
     assert "slices are worse than all images beyond chance" in page
 
     # The same again changes nothing; it is one run in MLflow.
-    store = tracking.open_store(*_store(run))
+    store = open_store(*_store(run))
     before = len(store.client.search_runs([store.experiment_id]))
     done = raypipe.evaluate(
         "models:/photos/1",
@@ -219,7 +220,7 @@ def test_the_driver_keeps_no_picture_but_the_surest(
     run: Path, night: tuple[str, list[dict[str, Any]]]
 ) -> None:
     """240 images are four batches, and each sends its five surest mistakes."""
-    store = tracking.open_store(*_store(run))
+    store = open_store(*_store(run))
     package = promote.fetch(store, promote.require_champion(store))
     table = ImageTable.open(TableConfig(uri=night[0]))
     cfg = evaluation.EvaluateConfig(mistakes=5)

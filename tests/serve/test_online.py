@@ -32,7 +32,8 @@ from raypipe.monitor.spool import Spool
 from raypipe.registry import package
 from raypipe.registry.package import Reference
 from raypipe.registry.promote import ModelVersion
-from raypipe.registry.tracking import RegistryConfig, Store
+from raypipe.registry.store import Store
+from raypipe.registry.tracking import RegistryConfig
 from raypipe.serve.online import server
 from raypipe.serve.online.server import Server
 from raypipe.serve.online.settings import ServeConfig

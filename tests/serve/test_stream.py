@@ -255,7 +255,7 @@ FOLLOWS = """
 import os, signal, sys
 from raypipe.cluster.connect import ClusterConfig, connect
 from raypipe.config import RunConfig
-from raypipe.registry import tracking
+from raypipe.registry.store import open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.serve import commits, pieces, stream, workers
 from raypipe.serve.batch import Calls, PredictConfig
@@ -284,7 +284,7 @@ if point == "predicting":
 elif point in ("committing", "committed"):
     parts.append_once = after(parts.append_once)
 connect(ClusterConfig(address="auto"))
-store = tracking.open_store(RunConfig(name="mixed", dir=registry), RegistryConfig())
+store = open_store(RunConfig(name="mixed", dir=registry), RegistryConfig())
 cfg = PredictConfig(out=folder + "/out", follow=follow, latency_s=1)
 run = RunConfig(name="mixed", dir=folder)
 done = stream.follow(store, run, TableConfig(uri=folder + "/t"), cfg, Calls())

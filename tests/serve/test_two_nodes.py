@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 
 from raypipe.config import RunConfig
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote, runs
+from raypipe.registry.store import open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, append
@@ -53,8 +54,8 @@ def test_a_node_without_the_drivers_folders_predicts_from_a_registry_behind_http
     append(str(tmp_path / "t"), pa.table(columns), "the 200 images")
     with mlflow_server(tmp_path) as address:
         run = RunConfig(name="mixed", dir=str(private / "run"))
-        store = tracking.open_store(run, RegistryConfig(uri=address))
-        with tracking.run(store, "mixed", "train", {}, None) as run_id:
+        store = open_store(run, RegistryConfig(uri=address))
+        with runs.run(store, "mixed", "train", {}, None) as run_id:
             pass
         folder = Path(str(registered.package.folder))
         version = promote.register(store, run_id, folder, "mixed", {})

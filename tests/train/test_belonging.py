@@ -10,7 +10,8 @@ from raypipe.config import replace, validate
 from raypipe.errors import DataError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote
+from raypipe.registry.store import open_store
 from raypipe.tables import scan
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import ImageTable, TableConfig
@@ -36,7 +37,7 @@ def test_the_package_says_of_each_image_where_it_comes_from(
     jobs: Jobs, two_sources: TableConfig
 ) -> None:
     job = jobs(**{"table": two_sources.model_dump(), "train.epochs": 1, "registry.group": "label"})
-    store = tracking.open_store(job.run, job.registry)
+    store = open_store(job.run, job.registry)
     version = publish(store, trainer.plan(job), trainer.run(job), "two")
     reference = promote.fetch(store, version).reference()
 

@@ -12,7 +12,8 @@ from raypipe.config import replace
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
 from raypipe.models.calibrate import calibration, tempered
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote
+from raypipe.registry.store import open_store
 from raypipe.tables.table import TableConfig
 from raypipe.train import trainer, unseen
 from raypipe.train.publish import CALIBRATION, package_key, publish
@@ -32,7 +33,7 @@ def test_a_calibrated_model_is_a_second_version_of_one_training(
     again = trainer.run(asked)
     assert again.key == result.key and again.seconds == 0, "nothing is trained again"
 
-    store = tracking.open_store(plain.run, plain.registry)
+    store = open_store(plain.run, plain.registry)
     first = publish(store, trainer.plan(plain), result, "train")
     second = publish(store, trainer.plan(asked), result, "train")
     assert (first.version, second.version) == (1, 2)
@@ -91,7 +92,7 @@ def test_a_temperature_that_does_not_help_is_not_kept(
     hardly = {"train.epochs": 1, "train.lr": 1e-6, "table.uri": three_splits.uri}
     job = jobs(**hardly, **{"model.calibrate": True})
     result = trainer.run(job)
-    store = tracking.open_store(job.run, job.registry)
+    store = open_store(job.run, job.registry)
     version = publish(store, trainer.plan(job), result, "train")
     told = unseen.Calibrated(**json.loads(version.tags[CALIBRATION]))
     assert told.temperature == 1 != told.fitted and told.gain < 0.001

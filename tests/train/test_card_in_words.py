@@ -1,6 +1,5 @@
 """What a model card says of how long a model was trained, and of what it was judged by."""
 
-# Starts no Ray cluster.
 from __future__ import annotations
 
 from types import SimpleNamespace

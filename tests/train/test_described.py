@@ -11,7 +11,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from raypipe.config import replace, validate
-from raypipe.registry import tracking
+from raypipe.registry import runs
+from raypipe.registry.store import open_store
 from raypipe.tables.table import TableConfig, TableVersion
 from raypipe.train import trainer, unseen
 from raypipe.train.job import TrainJob
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("ray_session")
 def published(job: TrainJob) -> str:
     """Train and register; the card as Markdown."""
     result = trainer.run(job)
-    store = tracking.open_store(job.run, job.registry)
+    store = open_store(job.run, job.registry)
     publish(store, trainer.plan(job), result, "train")
     card = job.run.path / "packages" / package_key(job, result) / "card.md"
     return card.read_text(encoding="utf-8")
@@ -37,7 +38,7 @@ def test_numbers_of_a_test_split_say_how_often_it_was_looked_at(jobs: Jobs) -> N
     job = jobs(**on_all)
     assert "This is look 1 at it" in published(job)
 
-    store = tracking.open_store(job.run, job.registry)
+    store = open_store(job.run, job.registry)
     version = trainer.plan(job).pinned.version
     other = TableVersion(f"{version.uri}-other", 3)
     looked = {
@@ -48,8 +49,8 @@ def test_numbers_of_a_test_split_say_how_often_it_was_looked_at(jobs: Jobs) -> N
         "another table": (other, {"test_accuracy": 0.5}),
     }
     for name, (table, metrics) in looked.items():
-        with tracking.run(store, name, name, {}, table) as run_id:
-            tracking.log_metrics(store, run_id, metrics)
+        with runs.run(store, name, name, {}, table) as run_id:
+            runs.log_metrics(store, run_id, metrics)
     assert "This is look 4 at it" in published(jobs(**on_all, **{"run.seed": 5}))
     # Of validation images another sentence is true.
     assert "It chose the epoch" in published(jobs(**{"train.epochs": 1}))

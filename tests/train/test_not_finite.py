@@ -19,7 +19,7 @@ from raypipe.models.tasks import Task
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry import package
 from raypipe.registry.package import Package, Reference
-from raypipe.search import leaderboard, soup
+from raypipe.search import leaderboard, soup, trial_files
 from raypipe.search.leaderboard import Trial
 from raypipe.search.trials import trial_checkpoints
 from raypipe.train import checkpoint, trainer
@@ -298,7 +298,7 @@ def test_a_trial_of_nan_ranks_last_and_is_never_best(tmp_path: Path) -> None:
         result = SimpleNamespace(
             path=str(tmp_path / name), checkpoint=None, config={"train.lr": lr}, error=None
         )
-        lines.append(leaderboard.trial_of(result, "val_accuracy", "max", job().train, trials))
+        lines.append(trial_files.trial_of(result, "val_accuracy", "max", job().train, trials))
     good, lost = lines
     assert good.checkpoint is not None and good.metric == max(
         line["val_accuracy"] for line in good.history
@@ -308,14 +308,14 @@ def test_a_trial_of_nan_ranks_last_and_is_never_best(tmp_path: Path) -> None:
     ):  # an epoch before the overflow may count, the one of NaN does not
         at = checkpoint.read(Path(lost.checkpoint))
         assert unusable(at.state.history[at.state.epoch - 1]) is None
-    leaderboard.write(
+    trial_files.write(
         tmp_path / "result.json",
         leaderboard.ranked(reversed(lines), "val_accuracy", "max"),
         None,
         0,
     )
     strict((tmp_path / "result.json").read_text())
-    read = leaderboard.read(tmp_path / "result.json")[0]
+    read = trial_files.read(tmp_path / "result.json")[0]
     assert read[0].name == good.name
 
 
@@ -328,7 +328,7 @@ def test_an_older_ranking_by_nan_is_read_with_that_trial_last(tmp_path: Path) ->
     ]
     text = json.dumps({"trials": [t.__dict__ for t in trials], "stopped": None, "decoded": 0})
     (tmp_path / "result.json").write_text(text)
-    first, second = leaderboard.read(tmp_path / "result.json")[0]
+    first, second = trial_files.read(tmp_path / "result.json")[0]
     assert (first.name, second.name, second.checkpoint) == ("b", "a", None)
 
 

@@ -1,7 +1,4 @@
-"""A training that must end by a clock: in time and annealed, however the host slows down.
-
-Starts no Ray cluster.
-"""
+"""A training that must end by a clock: in time and annealed, however the host slows down."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """Heads that are fitted at once: what scikit-learn finds, and what left-out images say."""
-# Starts no Ray cluster.
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ import pytest
 from raypipe.cluster import usage
 from raypipe.cluster.node_reader import CPU, MEMORY, SECONDS, Size
 from raypipe.cluster.usage import AT, Node
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote
+from raypipe.registry.store import open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.train import trainer
 from raypipe.train.measure.utilisation import limit, phases, utilisation
@@ -111,7 +112,7 @@ def test_a_training_logs_its_node_to_mlflow(jobs: Jobs) -> None:
     result = trainer.run(planned)
     (recorded,) = usage.read(planned.folder / usage.FILE).values()
     assert recorded.samples, "the training was shorter than a second"
-    store = tracking.open_store(job.run, RegistryConfig())
+    store = open_store(job.run, RegistryConfig())
     version = publish(store, planned, result, "train")
     (run,) = store.client.search_runs([store.experiment_id])
     logged = store.client.get_metric_history(run.info.run_id, f"system/{CPU}")

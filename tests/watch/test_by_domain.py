@@ -17,8 +17,9 @@ from raypipe.errors import ConfigError, DataError
 from raypipe.registry.package import Reference
 from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.watch import by_image, check, evidence_row
-from raypipe.watch.detect import DriftConfig, DriftReport, Seen, detect
+from raypipe.watch.detect import DriftConfig, DriftReport, detect
 from raypipe.watch.pictures import Batch
+from raypipe.watch.sides import Seen
 
 WIDTH = 30
 MIX = np.random.default_rng(0).normal(size=(5, WIDTH))

@@ -1,7 +1,5 @@
 """The lease of a retrain: one holder at a time, and none for ever."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 import os

@@ -9,8 +9,10 @@ import pytest
 
 from raypipe.config import validate
 from raypipe.errors import ConfigError, DataError
-from raypipe.watch.detect import LEAST_ROWS, DriftConfig, DriftReport, Name, Seen, detect
+from raypipe.watch.detect import DriftConfig, DriftReport, Name, detect
 from raypipe.watch.detectors import DETECTORS
+from raypipe.watch.settings import LEAST_ROWS
+from raypipe.watch.sides import Seen
 
 WIDTH, CLASSES = 96, 3
 QUICK = DriftConfig(permutations=400, max_rows=200)

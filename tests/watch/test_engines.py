@@ -7,8 +7,9 @@ import pytest
 
 from raypipe.watch import detect as detecting
 from raypipe.watch import engine
-from raypipe.watch.detect import DriftConfig, DriftReport, Seen, detect
+from raypipe.watch.detect import DriftConfig, DriftReport, detect
 from raypipe.watch.detectors import DETECTORS
+from raypipe.watch.sides import Seen
 
 from .test_detect import interleaved, photographs, sample
 

@@ -1,7 +1,5 @@
 """Label drift: what labels that came later say of a champion. Pure functions."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -19,7 +17,7 @@ from raypipe.watch.chosen import NOBODY, Seen
 from raypipe.watch.detect import DriftReport
 from raypipe.watch.error_tests import LEAST, fisher
 from raypipe.watch.feedback import Feedback, judge
-from raypipe.work import results
+from raypipe.work.results import watching
 
 
 def drawn(rng: np.random.Generator, images: int, easy: float = 0.0, wrong: float = 0.0) -> Outcomes:
@@ -382,7 +380,7 @@ def test_every_place_says_the_same_numbers() -> None:
     says = judge(drawn(rng, 300), drawn(rng, 80), NOBODY, True, 0)
     report = DriftReport((), 0.5, False, 0.01, 300, 80, (), feedback=says)
     logged = check._metrics(report)
-    told = results.feedback_facts(says)
+    told = watching.feedback_facts(says)
     assert told is not None and told["measured"] == says.measured == logged["drift.measured"]
     assert (told["labelled"], logged["drift.labelled"]) == (80, 80.0)
     assert logged["drift.measured_known"] == told["measured_known"] == says.known

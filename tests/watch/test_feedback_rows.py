@@ -22,9 +22,10 @@ from raypipe.config import RunConfig, to_json
 from raypipe.images.decode import decode_batch
 from raypipe.models.outcomes import Outcomes
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import package, promote, tracking
+from raypipe.registry import package, promote, runs
 from raypipe.registry.package import OUTCOMES, Package, Reference
-from raypipe.registry.tracking import RegistryConfig, Store
+from raypipe.registry.store import Store, open_store
+from raypipe.registry.tracking import RegistryConfig
 from raypipe.serve.batch import PredictConfig
 from raypipe.tables.table import TableConfig
 from raypipe.train import learned
@@ -131,8 +132,8 @@ def champion(tmp_path_factory: pytest.TempPathFactory) -> Champion:
     info = {"config": {"table": {"uri": "gone"}}, "table": {"uri": "gone", "version": 0}}
     made = built("package", reference, info, **known)
     run = RunConfig(name="feedback", dir=str(folder / "run"))
-    store = tracking.open_store(run, RegistryConfig())
-    with tracking.run(store, "feedback", "train", {}, None) as run_id:
+    store = open_store(run, RegistryConfig())
+    with runs.run(store, "feedback", "train", {}, None) as run_id:
         pass
     version = promote.register(store, run_id, Path(str(made.folder)), "feedback", {})
     promote.promote(store, version, expected=None)
@@ -306,7 +307,7 @@ def test_a_champion_that_comes_back_goes_on_with_its_own_windows(nights: Nights)
     first = promote.require_champion(store)
     nights.come(600, 640)
     nights.check()
-    with tracking.run(store, "feedback", "train", {}, None) as run_id:
+    with runs.run(store, "feedback", "train", {}, None) as run_id:
         pass
     folder = Path(str(nights.champion.package.folder))
     second = promote.register(store, run_id, folder, f"second {nights.name}", {})

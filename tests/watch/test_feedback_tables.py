@@ -3,8 +3,6 @@
 A check needs no labels, so nothing in a label column may stop it.
 """
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 import hashlib

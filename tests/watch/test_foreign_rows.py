@@ -12,7 +12,7 @@ import pytest
 from raypipe.config import RunConfig
 from raypipe.errors import DataError
 from raypipe.tables.table import append
-from raypipe.watch import calls, cycle, decisions, windows
+from raypipe.watch import calls, cycle, decisions, window_log
 from raypipe.watch.decide import Decision
 from raypipe.watch.settings import WatchConfig
 
@@ -29,13 +29,13 @@ EVENT |= {"data": "{}"}
 )
 def test_windows(changes: dict[str, Any], tmp_path: Path) -> None:
     uri = str(tmp_path / "windows")
-    append(uri, pa.Table.from_pylist([WINDOW], windows.SCHEMA), "mine")
-    assert windows.Log(uri, "l", None).open is not None
-    foreign = pa.Table.from_pylist([WINDOW | {"number": 2} | changes], windows.SCHEMA)
+    append(uri, pa.Table.from_pylist([WINDOW], window_log.SCHEMA), "mine")
+    assert window_log.Log(uri, "l", None).open is not None
+    foreign = pa.Table.from_pylist([WINDOW | {"number": 2} | changes], window_log.SCHEMA)
     append(uri, foreign, "foreign")
     with pytest.raises(DataError, match=r"raypipe did not write.*restore the table"):
-        windows.Log(uri, "l", None)
-    assert windows.Log(uri, "another line", None).entries == ()
+        window_log.Log(uri, "l", None)
+    assert window_log.Log(uri, "another line", None).entries == ()
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_decisions(changes: dict[str, Any]) -> None:
 
 
 def test_columns_of_other_types(tmp_path: Path) -> None:
-    for name, schema in (("windows", windows.SCHEMA), ("retrains", cycle.SCHEMA)):
+    for name, schema in (("windows", window_log.SCHEMA), ("retrains", cycle.SCHEMA)):
         append(str(tmp_path / name), pa.table({one: ["x"] for one in schema.names}), "foreign")
     with pytest.raises(DataError, match="number is string"):
-        windows.Log(str(tmp_path / "windows"), "x", None)
+        window_log.Log(str(tmp_path / "windows"), "x", None)
     with pytest.raises(DataError, match="number is string"):
         cycle.Journal(str(tmp_path / "retrains"), "x", None)

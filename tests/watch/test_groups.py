@@ -7,9 +7,10 @@ import pytest
 from scipy.stats import binomtest
 
 from raypipe.errors import DataError
-from raypipe.watch.detect import DriftConfig, DriftReport, Seen, detect
+from raypipe.watch.detect import DriftConfig, DriftReport, detect
 from raypipe.watch.groups import Units, at_most, codes, median_size, whole
 from raypipe.watch.mmd import mmd
+from raypipe.watch.sides import Seen
 
 from .test_mmd import by_definition
 

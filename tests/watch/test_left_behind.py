@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from raypipe.config import RunConfig
-from raypipe.registry import tracking
-from raypipe.registry.tracking import RegistryConfig, Store
+from raypipe.registry.store import Store, open_store
+from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables.table import append
 from raypipe.watch import decisions, retrain
 from raypipe.watch.cycle import Journal, hold
@@ -22,7 +22,7 @@ WATCH = WatchConfig()
 def left(tmp_path: Path) -> tuple[RunConfig, Store, Journal]:
     """Compared, and killed before it was carried out."""
     run = RunConfig(name="m", dir=str(tmp_path / "run"))
-    store = tracking.open_store(run, RegistryConfig(model="m"))
+    store = open_store(run, RegistryConfig(model="m"))
     store.client.create_registered_model("m")
     for _ in range(2):
         store.client.create_model_version("m", source="s3://none/model")

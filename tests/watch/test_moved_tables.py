@@ -14,8 +14,9 @@ import torch
 from deltalake import DeltaTable, write_deltalake
 
 from raypipe.models.zoo import ImageModel
-from raypipe.registry import package, promote, tracking
+from raypipe.registry import package, promote, runs
 from raypipe.registry.package import Package, Reference
+from raypipe.registry.store import open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.serve.batch import PredictConfig
 from raypipe.tables.table import Columns, TableConfig
@@ -122,7 +123,7 @@ def champion(
     reference = Reference(known.features_ND, known.scores_NC, names, groups=groups)
     built = package.build(folder / "package", model, CFG, CLASSES, reference, info)
     key = folder.name
-    with tracking.run(nights.store, key, "train", {}, None) as run_id:
+    with runs.run(nights.store, key, "train", {}, None) as run_id:
         pass
     version = promote.register(nights.store, run_id, built, key, {})
     now = promote.champion(nights.store)
@@ -138,7 +139,7 @@ def test_a_registry_made_again_has_other_features_under_the_old_number(
         before = one_night(nights)
     assert before.report.notes[-1].endswith("40 of 2 checks")
     new = {"uri": f"sqlite:///{tmp_path}/new.db", "moves": str(tmp_path / "moves")}
-    nights.store = tracking.open_store(nights.run, RegistryConfig(model="spans", **new))
+    nights.store = open_store(nights.run, RegistryConfig(model="spans", **new))
     torch.manual_seed(9)
     champion(nights, ImageModel(CFG, 3).eval(), tmp_path / "again")
     nights.add(100)

@@ -20,9 +20,10 @@ from raypipe.config import RunConfig
 from raypipe.errors import DataError
 from raypipe.images.decode import decode_batch
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import package, promote, tracking
+from raypipe.registry import package, promote, runs
 from raypipe.registry.package import Package, Reference
-from raypipe.registry.tracking import RegistryConfig, Store
+from raypipe.registry.store import Store, open_store
+from raypipe.registry.tracking import RegistryConfig
 from raypipe.serve.batch import PredictConfig
 from raypipe.tables.table import TableConfig
 from raypipe.watch.check import CheckResult, check_window
@@ -85,8 +86,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     config = {"registry": {"group": "module", "domain": "site"}, "table": {"uri": gone["uri"]}}
     made = built("package", reference, {"config": config, "table": gone})
     run = RunConfig(name="odd", dir=str(folder / "run"))
-    store = tracking.open_store(run, RegistryConfig())
-    with tracking.run(store, "odd", "train", {}, None) as run_id:
+    store = open_store(run, RegistryConfig())
+    with runs.run(store, "odd", "train", {}, None) as run_id:
         pass
     version = promote.register(store, run_id, Path(str(made.folder)), "odd", {})
     promote.promote(store, version, expected=None)

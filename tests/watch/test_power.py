@@ -7,8 +7,9 @@ import pytest
 
 from raypipe.errors import DataError
 from raypipe.watch import power
-from raypipe.watch.detect import DriftConfig, Seen
+from raypipe.watch.detect import DriftConfig
 from raypipe.watch.power import Known
+from raypipe.watch.sides import Seen
 
 CFG = DriftConfig(alpha=0.05, permutations=100)
 

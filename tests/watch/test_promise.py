@@ -13,9 +13,10 @@ from raypipe.config import RunConfig, validate
 from raypipe.errors import DataError
 from raypipe.tables.table import append
 from raypipe.watch import evidence_row, promise
-from raypipe.watch.detect import DriftConfig, DriftReport, Seen, detect
+from raypipe.watch.detect import DriftConfig, DriftReport, detect
 from raypipe.watch.error_tests import Found
 from raypipe.watch.settings import WatchConfig
+from raypipe.watch.sides import Seen
 
 WATCH = validate(WatchConfig, {"horizon": {"checks": 10, "false_alarm": 0.03}})
 

@@ -12,9 +12,10 @@ import pytest
 
 from raypipe.config import RunConfig, validate
 from raypipe.errors import ConfigError, DataError, Unreachable
-from raypipe.registry import package, promote, tracking
+from raypipe.registry import package, promote, runs
 from raypipe.registry.package import Reference
-from raypipe.registry.tracking import RegistryConfig, Store
+from raypipe.registry.store import Store, open_store
+from raypipe.registry.tracking import RegistryConfig
 from raypipe.serve.batch import PredictConfig
 from raypipe.tables.table import TableConfig, TableVersion, append
 from raypipe.watch import check, promise, records, spans
@@ -22,7 +23,7 @@ from raypipe.watch.check import CheckResult
 from raypipe.watch.detect import DriftConfig, DriftReport, detect
 from raypipe.watch.pictures import Batch
 from raypipe.watch.settings import WatchConfig
-from raypipe.watch.windows import Entry
+from raypipe.watch.window_log import Entry
 from tests.serve.conftest import CFG, CLASSES, Registered, registered
 
 __all__ = ["registered"]  # the fixture
@@ -186,8 +187,8 @@ class Nights:
         info = {"config": {"table": {"uri": uri}}, "table": {"uri": uri, "version": 0}}
         built = package.build(folder / "package", model, CFG, CLASSES, reference, info)
         self.run = RunConfig(name="spans", dir=str(folder / "run"))
-        self.store: Store = tracking.open_store(self.run, RegistryConfig(model="spans"))
-        with tracking.run(self.store, "spans", "train", {}, None) as run_id:
+        self.store: Store = open_store(self.run, RegistryConfig(model="spans"))
+        with runs.run(self.store, "spans", "train", {}, None) as run_id:
             pass
         version = promote.register(self.store, run_id, built, "spans", {})
         promote.promote(self.store, version, expected=None)

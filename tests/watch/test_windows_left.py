@@ -12,7 +12,8 @@ from raypipe.config import RunConfig
 from raypipe.errors import DataError
 from raypipe.tables.table import TableConfig, append
 from raypipe.watch.settings import WatchConfig
-from raypipe.watch.windows import Entry, Window, Windows
+from raypipe.watch.window_log import Entry
+from raypipe.watch.windows import Window, Windows
 
 NOW = datetime(2026, 11, 25, tzinfo=UTC)
 

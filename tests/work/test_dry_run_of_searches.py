@@ -1,7 +1,5 @@
 """What a dry run says of a search's trials."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 from raypipe.config import validate

@@ -1,6 +1,5 @@
 """The name and the folder of a run without a config file."""
 
-# Starts no Ray cluster.
 from __future__ import annotations
 
 from pathlib import Path

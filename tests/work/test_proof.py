@@ -17,9 +17,9 @@ from deltalake import DeltaTable, write_deltalake
 from raypipe.config import RunConfig, key_of, validate
 from raypipe.job import Job
 from raypipe.registry import package as packages
-from raypipe.registry import promote, recorded, tracking
+from raypipe.registry import promote, recorded, runs
 from raypipe.registry.promote import ModelVersion
-from raypipe.registry.tracking import Store
+from raypipe.registry.store import Store, open_store
 from raypipe.tables.commits import rows_once
 from raypipe.train import origin, trainer
 from raypipe.train.origin import CalledFor
@@ -69,7 +69,7 @@ def loop(ray_session: str, tmp_path_factory: pytest.TempPathFactory) -> Loop:
     }
     (root / "c.yaml").write_text(json.dumps(settings))
     job = validate(Job, settings)
-    store = tracking.open_store(job.run, job.registry)
+    store = open_store(job.run, job.registry)
 
     def trained(seed: int, name: str, why: CalledFor | None = None) -> ModelVersion:
         one = job.training.model_copy(
@@ -79,7 +79,7 @@ def loop(ray_session: str, tmp_path_factory: pytest.TempPathFactory) -> Loop:
         return publish(store, planned, trainer.run(planned), name, called_for=why)
 
     first = trained(1, "train")
-    promote.promote(store, first, None, evidence={"first": first.tags[tracking.KEY]})
+    promote.promote(store, first, None, evidence={"first": first.tags[runs.KEY]})
     drift = {"key": CHECK, "name": "night", "model": str(first), "table": "n@v1"}
     drift |= {"is_drift": True, "p_value": 0.002, "alpha": 0.05, "checked_at": "2026-01-02T03:00"}
     said = pa.Table.from_pylist([drift], evidence_row.ROW)
@@ -87,8 +87,8 @@ def loop(ray_session: str, tmp_path_factory: pytest.TempPathFactory) -> Loop:
         str(job.run.path / "drift"), evidence_row.ROW, {"key": CHECK}, lambda: said, "drift check"
     )
     logged = {"drift.p_value": 0.002}
-    fill = lambda run_id: tracking.log_metrics(store, run_id, logged)  # noqa: E731
-    tracking.once(store, CHECK, "drift night", {}, None, fill)
+    fill = lambda run_id: runs.log_metrics(store, run_id, logged)  # noqa: E731
+    runs.once(store, CHECK, "drift night", {}, None, fill)
 
     evidence = {"check": CHECK, "batch": "n@v1", "is_drift": True, "p_value": 0.002, "alpha": 0.05}
     why = CalledFor("retrain", "Drift, and labels: 5 images of new", first, evidence)
@@ -368,11 +368,11 @@ def test_a_comparison_of_another_registry_is_not_told_as_its_own(
     """Two registries have a model of one name, and their records lie in one folder."""
     there = f"sqlite:///{tmp_path / 'other.db'}"
     job = validate(Job, {**loop.job.model_dump(mode="json"), "registry": {"uri": there}})
-    store = tracking.open_store(job.run, job.registry)
+    store = open_store(job.run, job.registry)
     folder = Path(str(promote.fetch(loop.store, loop.first).folder))
     made = []
     for key in ("one", "two"):
-        with tracking.run(store, key, "train", {}, None) as run_id:
+        with runs.run(store, key, "train", {}, None) as run_id:
             pass
         made.append(promote.register(store, run_id, folder, key, {}))
     promote.promote(store, made[0], None)

@@ -1,6 +1,5 @@
 """What verbs say to people."""
 
-# Starts no Ray cluster.
 from __future__ import annotations
 
 from pathlib import Path
@@ -11,7 +10,7 @@ from raypipe.config import validate
 from raypipe.job import Job
 from raypipe.registry.promote import ModelVersion
 from raypipe.work import verbs
-from raypipe.work.results import Registered
+from raypipe.work.results.models import Registered
 
 
 def test_the_command_that_promotes_a_version_can_be_typed() -> None:

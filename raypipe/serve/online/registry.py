@@ -14,9 +14,10 @@ from dataclasses import replace
 
 from raypipe.config import RunConfig
 from raypipe.errors import DataError, RaypipeError, one_line
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote
 from raypipe.registry.promote import ModelVersion
-from raypipe.registry.tracking import RegistryConfig, Store
+from raypipe.registry.store import Store, open_store
+from raypipe.registry.tracking import RegistryConfig
 from raypipe.serve.online.models import Role, Target
 from raypipe.serve.online.settings import ServeConfig
 
@@ -27,7 +28,7 @@ class Registry:
     """Answers replicas; several may ask at once."""
 
     def __init__(self, run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> None:
-        self._store = tracking.open_store(run, registry)
+        self._store = open_store(run, registry)
         self._cfg = cfg
         self._lock = threading.Lock()
         self._asked_at = -math.inf

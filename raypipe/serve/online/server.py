@@ -41,8 +41,9 @@ from raypipe.config import RunConfig
 from raypipe.errors import ClusterError, ConfigError, one_line
 from raypipe.models.labels import Kind
 from raypipe.monitor.recorder import Keeping
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote
 from raypipe.registry.promote import ModelVersion
+from raypipe.registry.store import open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.serve.online import metrics, token
 from raypipe.serve.online.registry import Registry, pinned
@@ -96,7 +97,7 @@ def check(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Checked
 def _checked(
     run: RunConfig, registry: RegistryConfig, cfg: ServeConfig, digest: str | None
 ) -> Checked:
-    store = tracking.open_store(run, registry)
+    store = open_store(run, registry)
     version = promote.require_champion(store) if cfg.version is None else pinned(store, cfg.version)
     package = promote.fetch(store, version)
     return Checked(version, package.task.kind, digest)

@@ -18,6 +18,7 @@ from raypipe.job import Job
 from raypipe.models.tasks import NUMERIC
 from raypipe.models.zoo import ImageModel
 from raypipe.registry import tracking
+from raypipe.registry.store import open_store
 from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import wants_gpu
@@ -109,7 +110,7 @@ def check_registry(job: Job) -> None:
     tracking.check_names(job.run, job.registry)
     file = tracking.store_file(job.run, job.registry)
     if file is None or file.exists():
-        tracking.open_store(job.run, job.registry, job.artifacts, create=False)
+        open_store(job.run, job.registry, job.artifacts, create=False)
 
 
 def unfound(job: TrainJob, pinned: Pinned, drawn: Collection[str] = ()) -> list[str]:

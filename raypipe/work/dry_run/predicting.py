@@ -8,9 +8,8 @@ from raypipe.costs.estimate import Part
 from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
-from raypipe.registry import tracking
 from raypipe.registry.package import Package
-from raypipe.registry.tracking import Store
+from raypipe.registry.store import Store, open_store
 from raypipe.serve import batch, since
 from raypipe.serve.links import links
 from raypipe.serve.workers import Reading
@@ -106,7 +105,7 @@ def _facts(at: At, table: ImageTable, version: TableVersion, model: Model, image
 
 def _store(job: Job) -> Store:
     require_store(job.run, job.registry)
-    return tracking.open_store(job.run, job.registry, job.artifacts, create=False)
+    return open_store(job.run, job.registry, job.artifacts, create=False)
 
 
 def _model(at: At, wanted: str | None) -> Model:

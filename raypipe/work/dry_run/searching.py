@@ -12,7 +12,7 @@ from raypipe.config import validate
 from raypipe.costs import estimate
 from raypipe.costs.estimate import Part
 from raypipe.feed.dataset import Pinned, pin
-from raypipe.search import first_answer, tuner, variants
+from raypipe.search import feasible, first_answer, variants
 from raypipe.search.schedulers.halving import rungs
 from raypipe.search.searchers import tune_searchers
 from raypipe.search.settings import SearchConfig
@@ -47,9 +47,9 @@ def _search(
     Raises ConfigError, ClusterError and DataError as the search does before its first trial.
     """
     # As the search itself decides train.workers=auto.
-    given = tuner.one_worker(given)
+    given = feasible.one_worker(given)
     job, counts, pinned = training_job(given)
-    cfg, space = tuner.check(given, cfg, pinned, at.resources)
+    cfg, space = feasible.check(given, cfg, pinned, at.resources)
     # A budget may have room for fewer epochs, or trials train by the clock.
     own = space.job.train
     train = job.train.model_copy(update={"epochs": own.epochs, "anneal_s": own.anneal_s})

@@ -23,7 +23,7 @@ from raypipe.registry.moves import Move
 from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.recorded import Recorded
-from raypipe.registry.tracking import Store
+from raypipe.registry.store import Store
 from raypipe.tables import appended, cleaned, identity, label_column, scan
 from raypipe.tables.appended import Appended
 from raypipe.tables.cleaned import Cleaning

@@ -8,7 +8,7 @@ from typing import Any
 from raypipe.costs.spent import duration
 from raypipe.errors import one_line
 from raypipe.registry.moves import Move
-from raypipe.registry.tracking import KEY, allowed_name
+from raypipe.registry.runs import KEY, allowed_name
 from raypipe.report.formats import cell, chance
 from raypipe.tables.cleaned import Cleaning
 from raypipe.watch import records

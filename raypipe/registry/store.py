@@ -1,0 +1,112 @@
+"""An open MLflow store: the client, the experiment of the runs, and the name of the models.
+
+Only this room imports MLflow.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from raypipe.config import RunConfig
+from raypipe.errors import ConfigError, hidden, one_line
+from raypipe.registry import catalog, patience
+from raypipe.registry.made_whole import make_whole
+from raypipe.registry.tracking import Place, RegistryConfig, addresses, check_names, moves_of
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+@dataclass(frozen=True)
+class Store:
+    """An open MLflow store, one experiment in it, and the name models are registered under."""
+
+    client: MlflowClient
+    uri: str  # for people and records: without its password
+    experiment_id: str
+    model: str
+    alias: str
+    folder: Path  # the run's own files of the store, and its locks
+    address: str = field(repr=False, default="")  # for MLflow alone: may hold a password
+    registry: str = field(repr=False, default="")  # the same, of the model registry
+    moves: str = ""  # the Delta table of alias moves
+    moves_options: dict[str, str] | None = field(repr=False, default=None)
+    is_shared: bool = True  # do all hosts of the MLflow store share that table?
+
+    @property
+    def is_catalog(self) -> bool:
+        """Are the models in Unity Catalog?"""
+        return catalog.is_catalog(self.registry)
+
+
+def open_store(
+    run: RunConfig, cfg: RegistryConfig, beside: Place | None = None, *, create: bool = True
+) -> Store:
+    """Open or create the store. Raises ConfigError if MLflow cannot open it.
+
+    beside: where the table of moves may lie; see moves_of. create: false leaves a store as it is;
+    one in a file must exist.
+
+    The first use of a SQLite store migrates it, which takes some seconds; see make_whole.
+    """
+    import mlflow
+
+    check_names(run, cfg)
+    folder = run.path / "mlflow"
+    if create:
+        folder.mkdir(parents=True, exist_ok=True)
+    uri, registry = addresses(run, cfg)
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_registry_uri(registry)
+    began = time.monotonic()
+    try:
+        if create:
+            for address in {uri, registry}:
+                make_whole(address)
+        client = mlflow.MlflowClient(uri, registry)
+        artifacts = (folder / "artifacts").as_uri() if uri.startswith("sqlite") else None
+        with patience.opening(), patience.told(uri):
+            experiment_id = _experiment_id(client, cfg.experiment, artifacts, create)
+    except Exception as e:
+        if patience.no_answer(e):
+            raise ConfigError(
+                f"MLflow's server at {patience.host_of(uri)} does not answer",
+                got=f"registry.uri={hidden(uri)}, asked for {time.monotonic() - began:.0f} s",
+                rule="Runs and models are registered there",
+                fix="Start it (mlflow server), or check registry.uri and the network. To wait "
+                f"longer: {patience.RETRIES} and {patience.TIMEOUT_S}",
+            ) from e
+        raise ConfigError(
+            f"The MLflow store cannot be opened: {one_line(e)}",
+            got=uri,
+            fix="Check registry.uri",
+        ) from e
+    moves = moves_of(run, cfg, beside)
+    # A caller cannot tell the two apart.
+    patient = cast("MlflowClient", patience.Told(client, uri, registry))
+    return Store(
+        patient,
+        hidden(uri),
+        experiment_id,
+        cfg.model or run.name,
+        cfg.alias,
+        folder,
+        uri,
+        registry,
+        moves.uri,
+        moves.options,
+        moves.is_shared,
+    )
+
+
+def _experiment_id(client: MlflowClient, name: str, artifacts: str | None, create: bool) -> str:
+    """The id of an experiment; if it does not exist, it is created, or has the id ""."""
+    experiment = client.get_experiment_by_name(name)
+    if experiment:
+        return str(experiment.experiment_id)
+    if not create:
+        return ""
+    return str(client.create_experiment(name, artifact_location=artifacts))

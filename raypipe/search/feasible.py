@@ -1,0 +1,99 @@
+"""Can a search run? What it must have, and its space filled in, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from raypipe.errors import ConfigError
+from raypipe.feed.dataset import Pinned
+from raypipe.search import refit
+from raypipe.search.schedulers import pbt
+from raypipe.search.searchers import optuna_search
+from raypipe.search.settings import SearchConfig
+from raypipe.search.space import defaults
+from raypipe.search.space import parse as spaces
+from raypipe.search.space.space import Space
+from raypipe.search.trials.trial_resources import plan_resources
+from raypipe.train.job import TrainJob
+from raypipe.train.launch import check_workers, wants_gpu
+from raypipe.train.spark_place import refuse
+from raypipe.train.trainer import check_start
+
+
+def check(
+    job: TrainJob,
+    cfg: SearchConfig,
+    pinned: Pinned | None = None,
+    resources: Mapping[str, float] | None = None,
+) -> tuple[SearchConfig, Space]:
+    """The search with its space filled in, and that space, parsed; `space.job` is the trials' job.
+
+    pinned: the job's rows; a default space depends on their numbers. resources: of the cluster that
+    will search; None: those of the joined one.
+
+    Raises ConfigError or ClusterError if the search cannot run. Nothing is written before.
+    """
+    refuse(job, "A search")
+    resources = dict(resources or ray.cluster_resources())
+    # What the cluster and the installation must have.
+    check_workers(job.train, resources)
+    if cfg.searcher != "random":
+        optuna_search.require()
+    if job.by_epoch:
+        raise ConfigError(
+            "A search draws its trials' values, and by_epoch would set them again",
+            got=f"by_epoch={job.by_epoch}",
+            fix="Set by_epoch={}; search.scheduler=pbt finds values by epoch",
+        )
+    # The space. It is parsed against the whole job, so it comes after the default.
+    gpu = wants_gpu(job.train, resources)
+    counts = pinned.counts if pinned is not None else {}
+    for where, start in own_starts(cfg):
+        spaces.check_start(where, start, job)
+    job = defaults.within_budget(job, cfg, counts, gpu)
+    cfg = defaults.with_default_space(job, cfg, counts, gpu)
+    space = spaces.parse(cfg.space or {}, job)
+    if not space.fields and cfg.samples > 1:
+        raise ConfigError(
+            "search.space has no field, so all trials would be the same one",
+            got=f"search.samples={cfg.samples}",
+            fix="Name fields, leave search.space out (raypipe then has one), or use raypipe train",
+        )
+    for name in ("train.batch_size", "train.lr"):
+        if "auto" in space.values(name):
+            raise ConfigError(
+                f"A search cannot draw {name}=auto",
+                rule="auto is found once, before the search",
+                fix="Draw numbers",
+            )
+    if cfg.populated:
+        pbt.check(cfg, space)
+    # What other parts of a search refuse; here, so that no trial is lost by it.
+    refit.check(job, cfg)
+    if pinned is not None:
+        refit.check_splits(job, cfg, pinned)
+    check_start(job)
+    plan_resources(job, cfg, resources, cfg.samples * len(space.cells))
+    return cfg, space
+
+
+def own_starts(cfg: SearchConfig) -> list[tuple[str, dict[str, Any]]]:
+    """The starts that somebody has set, each with its name."""
+    starts = [("search.start", cfg.start or {})]
+    for number, start in enumerate(cfg.starts or ()):
+        starts.append((f"search.starts.{number}", start))
+    return starts
+
+
+def one_worker(job: TrainJob) -> TrainJob:
+    """`train.workers=auto` of a search: trials side by side use devices better than workers that
+    wait for each other.
+    """
+    if job.train.workers != "auto":
+        return job
+    # Not config.replace: it would mark every field as set, and the default space leaves out what
+    # the user set.
+    return job.model_copy(update={"train": job.train.model_copy(update={"workers": 1})})

@@ -1,0 +1,44 @@
+"""A store that cannot be opened, and names that MLflow would refuse, are one message each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raypipe.config import RunConfig
+from raypipe.errors import ConfigError
+from raypipe.registry.store import open_store
+from raypipe.registry.tracking import RegistryConfig
+
+
+def test_a_store_that_cannot_be_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(
+        ConfigError, match=r"MLflow store cannot be opened.*got 'sqlite:///.*Check registry\.uri"
+    ):
+        open_store(
+            RunConfig(dir=str(tmp_path)), RegistryConfig(uri=f"sqlite:///{tmp_path}/file/mlflow.db")
+        )
+
+
+@pytest.mark.parametrize(
+    ("run", "registry", "says"),
+    [
+        ({"dir": "runs/a?b"}, {}, r"SQLite store cannot be in this folder .got .run.dir=.*a.b"),
+        ({"dir": "runs/a%41b"}, {}, "SQLite store cannot be in this folder"),
+        ({"name": "o'neil"}, {}, "cannot register a model under this name .got .o'neil"),
+        ({"name": "a/b"}, {}, "cannot register a model under this name"),
+        ({}, {"model": "a:b"}, "cannot register a model under this name"),
+        ({}, {"alias": "latest"}, "cannot give a version this alias"),
+        ({}, {"alias": "v1"}, "cannot give a version this alias"),
+        ({}, {"alias": "the best"}, "cannot give a version this alias"),
+    ],
+)
+def test_names_that_mlflow_refuses_are_refused_before_a_training(
+    run: dict[str, str], registry: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    named = RunConfig.model_validate(run | {"dir": str(tmp_path / run.get("dir", "run"))})
+    with pytest.raises(ConfigError, match=says):
+        open_store(named, RegistryConfig.model_validate(registry))
+    assert not any(tmp_path.rglob("*.db"))
