@@ -41,6 +41,7 @@ import numpy as np
 from benchmarks import task_tables
 from raypipe.models.tasks import Task
 from raypipe.search import greedy
+from raypipe.search.quality import Judge, judge_by
 
 HALVES = 15
 MEMBERS = 5  # search.ensemble of the preset; twice as many of the best are candidates
@@ -135,9 +136,7 @@ def halves(images: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield other, one
 
 
-def choices(
-    said: Said, rows: np.ndarray, quality: greedy.Judge
-) -> tuple[dict[str, np.ndarray], str]:
+def choices(said: Said, rows: np.ndarray, quality: Judge) -> tuple[dict[str, np.ndarray], str]:
     """The weights_K of each choice on these images, and the aim of the last one."""
     labels_N = said.labels_N[rows]
     scores = [scores_NC[rows] for scores_NC in said.scores_KNC]
@@ -166,7 +165,7 @@ def _equal(said: Said, among: list[int]) -> np.ndarray:
 
 
 def _greedy(
-    said: Said, scores: list[Scores], labels_N: np.ndarray, quality: greedy.Judge, among: list[int]
+    said: Said, scores: list[Scores], labels_N: np.ndarray, quality: Judge, among: list[int]
 ) -> tuple[np.ndarray, str]:
     chosen = greedy.choose([scores[k] for k in among], labels_N, quality, most=MEMBERS)
     assert chosen is not None
@@ -178,7 +177,7 @@ def _greedy(
 
 def judged(said: Said, task: Task) -> dict[str, Any]:
     """Each choice on images that it was not made on: [accuracy, minus cross-entropy]."""
-    quality = greedy.judge_by(task, "val_accuracy", "max")
+    quality = judge_by(task, "val_accuracy", "max")
     found = defaultdict(list)
     aims: Counter[str] = Counter()
     scores_KNC = np.stack(said.scores_KNC)

@@ -1,4 +1,4 @@
-"""Small files that are replaced in one step, and folders that one process owns."""
+"""Small files that are replaced in one step, and folders that one process owns or claims."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 log = logging.getLogger("raypipe")
 LOCK = "lock"
+_claims: dict[Path, tuple[str, int]] = {}  # of this process: for what, and the handle of its lock
 
 
 def write_atomic(path: Path, content: str | bytes) -> Path:
@@ -125,3 +126,40 @@ def owned(folder: Path) -> Iterator[None]:
         yield
     finally:
         own.release()
+
+
+def claim(path: Path, of: str) -> bool:
+    """Claim `path` for `of` until this process ends. False if a living process has claimed it for
+    something else.
+
+    Several processes may claim it for the same. Nothing is written at the path, which need not
+    exist: the claim lies on this machine's own disk, and other machines do not see it. Where
+    nothing can be written there either, nothing is claimed, and the answer is True.
+    """
+    path = path.resolve()
+    if path not in _claims:
+        try:
+            return _claim(path, of)
+        except OSError as e:
+            log.debug("%s cannot be claimed: %s", path, e)
+            return True
+    return _claims[path][0] == of
+
+
+def _claim(path: Path, of: str) -> bool:
+    note = _of_this_machine(path).with_suffix(".claim")
+    # Two that ask at once: the second one waits until the first has written what it claims for.
+    with FileLock(note.with_suffix(".lock")):
+        handle = os.open(note, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(handle, 0)
+            os.write(handle, of.encode())
+        except BlockingIOError:
+            if note.read_bytes() != of.encode():
+                os.close(handle)
+                return False
+        # The system ends the claim with the process: a note that was left behind means nothing.
+        fcntl.flock(handle, fcntl.LOCK_SH)
+    _claims[path] = of, handle
+    return True

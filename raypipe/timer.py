@@ -1,9 +1,14 @@
-"""Interrupt what cannot look at a clock, as Ctrl-C would; only the main thread can be."""
+"""Interrupt what cannot look at a clock, as Ctrl-C would; only the main thread can be.
+
+A process has one such timer, so it is always set to the alarm that is due first. An alarm within
+another one leaves the outer one as it is.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,48 +16,98 @@ from typing import Any
 from raypipe.errors import RaypipeError
 
 _LONGEST_S = 1e9  # the system's timer refuses much more, and nobody waits for thirty years
+_AT_ONCE_S = 1e-3  # a timer of 0 would be none
 
 
 class OutOfTime(RaypipeError):
     """What was interrupted had no more time."""
 
 
+class Alarm:
+    """One call of `interrupted`. due: of `time.monotonic`."""
+
+    def __init__(self, due: float) -> None:
+        self.due = due
+        self.is_running = True
+
+    def end(self) -> None:
+        """What is within goes on, and is not interrupted any more."""
+        self.is_running = False
+        if self in _alarms:
+            _set_timer()
+
+
 class _TimeIsOver(BaseException):
     """Not an Exception: who turns any error into a message of his own would turn this one, too."""
 
+    def __init__(self, alarm: Alarm) -> None:
+        super().__init__()
+        self.alarm = alarm
+
+
+_alarms: list[Alarm] = []  # of the main thread, the outer one first
+
 
 @contextmanager
-def interrupted(after_s: float, error: Callable[[], Exception]) -> Iterator[None]:
+def interrupted(after_s: float, error: Callable[[], Exception]) -> Iterator[Alarm]:
     """Raise `error()` in what is within, after so many seconds; only in the main thread.
 
-    A Ctrl-C that came first stays one, though its cleaning up was still under way.
+    A Ctrl-C that came first stays one, though its cleaning up was still under way. If an outer
+    `interrupted` is due first, its error is raised, past this one.
     """
+    alarm = Alarm(time.monotonic() + after_s)
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield alarm
         return
     if after_s <= 0:
         raise error()
-    is_within = True
-
-    def over(number: int, frame: Any) -> None:
-        # An alarm may come when all is done, and the timer not stopped yet.
-        if is_within:
-            raise _TimeIsOver
-
-    before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, min(after_s, _LONGEST_S))
+    depth, began = len(_alarms), time.monotonic()
+    # Of somebody else, as of pytest; 0: there is none. It waits until ours are done.
+    others_s = 0.0 if depth else signal.getitimer(signal.ITIMER_REAL)[0]
+    before = signal.signal(signal.SIGALRM, _over)
+    _alarms.append(alarm)
+    _set_timer()
     try:
         try:
-            yield
+            yield alarm
         finally:
-            is_within = False
+            alarm.is_running = False
     except _TimeIsOver as e:
+        if e.alarm is not alarm:
+            raise
         asked = _asked_to_stop(e)
         raise asked or error() from None
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        # Not only this one: an outer alarm may have come while an inner one was being removed.
+        del _alarms[depth:]
+        _set_timer()
         # None: a handler that is not Python's cannot be set again.
         signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
+        if others_s:
+            left_s = others_s - (time.monotonic() - began)
+            signal.setitimer(signal.ITIMER_REAL, max(left_s, _AT_ONCE_S))
+
+
+def _over(number: int, frame: Any) -> None:
+    """The system's timer went off: interrupt what is within the outermost alarm that is due."""
+    now = time.monotonic()
+    running = [alarm for alarm in _alarms if alarm.is_running]
+    for alarm in running:
+        if alarm.due <= now:
+            alarm.end()  # an outer one may be due while this one is handled
+            raise _TimeIsOver(alarm)
+    # What was due is done by now, or the system's clock is a little ahead of ours.
+    if running:
+        _set_timer()
+
+
+def _set_timer() -> None:
+    """To the alarm that is due first; none if none runs."""
+    due = min((alarm.due for alarm in _alarms if alarm.is_running), default=None)
+    left_s = 0.0
+    if due is not None:
+        left_s = min(max(due - time.monotonic(), _AT_ONCE_S), _LONGEST_S)
+    signal.setitimer(signal.ITIMER_REAL, left_s)
 
 
 def _asked_to_stop(error: BaseException) -> BaseException | None:

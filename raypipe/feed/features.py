@@ -148,6 +148,7 @@ class _Split:
         """The split's features as a source. Reports its broken images."""
         rows = self.rows
         code_n = collected.code_N[self.place]
+        read_n = code_n[outcomes.read_U[code_n]]
 
         # A sample without features could not be decoded, or its bytes are others by now.
         for sample in np.flatnonzero(~collected.known(self.place)).tolist():
@@ -180,7 +181,7 @@ class _Split:
             model.pixels,
             feed,
             inputs=_shared(inputs_nD),
-            decoded=len(np.unique(code_n[outcomes.read_U[code_n]])),
+            read=len(set(read_n.tolist()) - outcomes.reasons.keys()),
             broken=broken,
         )
 

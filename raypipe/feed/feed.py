@@ -13,7 +13,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import ray
 import torch
+from ray.exceptions import RayError
 from torch import Tensor
 
 from raypipe.cluster import container
@@ -67,8 +68,8 @@ class Source:
     carrier: the loader: threads, offload, cache, or memory (`inputs` is one array).
     rows: `Rows`, or a reference to them.
     blocks: with cache, (pixels, replaced) references of each row group.
-    decoded: how many images were decoded, or are being decoded, for all who share this source.
-    Streaming loaders decode anew for each: 0.
+    read: how many images were read, or are being read, for all who share this source. Streaming
+    loaders read anew for each: 0.
     broken: with memory, (the sample that replaces it, reason) by broken sample.
     """
 
@@ -78,8 +79,13 @@ class Source:
     cfg: FeedConfig
     blocks: tuple[Any, ...] = ()
     inputs: Any = None
-    decoded: int = 0
+    read: int = 0
     broken: dict[int, tuple[int, str]] = field(default_factory=dict)
+
+    @property
+    def decoded(self) -> int:
+        """How many of those that were read could be decoded; waits until all of them were tried."""
+        return self.read - sum(map(_broken, self.blocks))
 
     def open(self, device: torch.device) -> tuple[Rows, Loader]:
         """The rows, and a loader for this process."""
@@ -104,6 +110,14 @@ class Source:
             cpus = min(cpus, quota.most)
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         return max(1, min(GPU_THREADS, int(cpus / ranks_here)))
+
+
+def _broken(block: tuple[Any, Any]) -> int:
+    """How many images of a row group cannot be decoded."""
+    try:
+        return len(fetch(block[1]))
+    except RayError:  # whoever reads its images gets the error
+        return 0
 
 
 def prepare(
@@ -144,7 +158,7 @@ def prepare(
             side_px,
             cfg,
             blocks,
-            decoded=len(rows) if blocks else 0,
+            read=len(rows) if blocks else 0,
         )
     return sources
 
@@ -160,7 +174,7 @@ def await_decoded(sources: Iterable[Source]) -> None:
     images = 0
     for source in sources:
         waiting += [pixels for pixels, _ in source.blocks]
-        images += source.decoded
+        images += source.read
 
     logged = False
     while waiting:
@@ -277,7 +291,10 @@ class Feed:
             yield self._batch(inputs, samples_B, planned, self._train_rows)
 
     def val(self) -> Iterator[Batch]:
-        """Every validation sample exactly once over all ranks."""
+        """Every validation sample that can be read, exactly once over all ranks.
+
+        What stands for a broken image comes in its own place, and would count twice.
+        """
         steps = order.evaluation(
             self._val_rows.sizes_F,
             self._batch_size,
@@ -285,6 +302,14 @@ class Feed:
             self._world,
         )
         for inputs, samples_B, planned in self._val.batches(steps):
+            own_B = samples_B == planned.samples_B
+            if not own_B.all():
+                # Ranks stay in step, so one of several keeps a batch of which nothing is left.
+                if self._world == 1 and not own_B.any():
+                    continue
+                inputs, samples_B = inputs[torch.from_numpy(own_B)], samples_B[own_B]
+                share = Share.whole(len(samples_B))
+                planned = replace(planned, positions_B=planned.positions_B[own_B], share=share)
             yield self._batch(inputs, samples_B, planned, self._val_rows)
 
     def close(self) -> None:

@@ -131,7 +131,7 @@ def report_broken(
         )
     if sample not in replaced:
         log.warning(
-            "Image %s is broken (%s); the next readable one takes its place",
+            "Image %s is broken (%s): in training the next readable one takes its place",
             rows.name(sample),
             reason,
         )

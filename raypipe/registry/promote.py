@@ -17,7 +17,8 @@ from urllib.parse import urlparse
 
 from raypipe.errors import DataError, RaypipeError, one_line
 from raypipe.files import file_lock
-from raypipe.registry import catalog, follow, mlflow_model, patience
+from raypipe.models.tasks import Task
+from raypipe.registry import catalog, follow, mlflow_model, of_task, patience
 from raypipe.registry.follow import Held
 from raypipe.registry.moves import History, Why
 from raypipe.registry.package import Package
@@ -229,7 +230,8 @@ def promote(
 
     `expected` is None if there was no champion. evidence: keys of what called for it, as of its
     decision. unbar: also a version that was rolled back. Raises Lost if the alias has moved, Barred
-    for a version that was rolled back and for a decision that was carried out before.
+    for a version that was rolled back and for a decision that was carried out before, DataError for
+    a version of another task than the champion's.
     """
 
     def check(now: Held) -> None:
@@ -237,6 +239,7 @@ def promote(
             _refuse_barred(store, now.history, challenger.version, evidence or {})
         if now.version != expected:
             raise _lost(store, now, challenger.version, expected, why)
+        _require_same_task(now, challenger)
 
     _move(store, challenger.version, check, why, note, evidence)
 
@@ -281,7 +284,25 @@ def plan(
     challenger = require_version(store, version, "raypipe promote CONFIG --version N")
     if not unbar and now.version != version:
         _refuse_barred(store, now.history, challenger.version, {})
+    if not rolls_back:
+        _require_same_task(now, challenger)
     return now.version, challenger.version, now.history
+
+
+def beside(store: Store, task: Task) -> str:
+    """What to say before a version of this task is registered; "" if nothing. It writes nothing."""
+    entity = follow.look(store).entity
+    if entity is None:
+        return ""
+    version = _model_version(entity)
+    return of_task.warning(str(version), version.tags, task)
+
+
+def _require_same_task(now: Held, challenger: ModelVersion) -> None:
+    if now.entity is not None:
+        current = _model_version(now.entity)
+        kinds = [version.tags.get(of_task.KIND) for version in (challenger, current)]
+        of_task.require_same(f"The version {challenger}", kinds[0], str(current), kinds[1])
 
 
 def _rolled_back(now: Held) -> tuple[int | None, int] | None:

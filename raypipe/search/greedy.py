@@ -18,8 +18,12 @@ Selection looks at the validation images hundreds of times, so it may fit their 
 - On all validation images the answer is never worse than the best model by its own aim. One that
   was chosen by the loss may be one standard error less accurate there than the luckiest model.
 
+A half whose labels are all alike says nothing of an R2, a balanced accuracy or an F1, and plays no
+part. Where that is so of all validation images, there is no ensemble.
+
 Equal metrics are told apart by the loss, then by the order of the models. Nothing is random but the
-bags and the halves, which depend on the seed alone: the same scores give the same weights.
+bags and the halves, which depend on the seed alone: the same scores give the same weights, unless
+the caller's time is over before all halves and bags are done.
 
 Pure: it knows no trial, no file and no model. Letters in names: K models, N images, C classes.
 """
@@ -28,14 +32,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
-from raypipe.models.tasks import Task
-from raypipe.train.objective import judge
-from raypipe.train.stopping import Mode
+from raypipe.search.quality import Judge, Quality
 
 ROUNDS = 20
 """Additions at most: a weight is a multiple of one in twenty."""
@@ -47,17 +48,8 @@ SHARE = 0.6
 HALVES = 10
 
 MOST_SCORES = 500_000
-"""Of a model, in the choice: images times classes. It judges thousands of means, which takes three
-seconds for so many, and longer by another metric than val_accuracy. Of more images a drawn part
-chooses, and all of them say whether the choice passes."""
-
-_SMALLEST = 1e-12  # a score in a logarithm
-
-Quality = tuple[float, float]
-"""(the metric, minus the loss): the larger is the better one."""
-
-Judge = Callable[[np.ndarray, np.ndarray], Quality]
-"""(scores_NC, labels_N) -> their quality."""
+"""Of a model, in the choice: images times classes. It judges thousands of means. Of more images a
+drawn part chooses, and all of them say whether the choice passes."""
 
 Aim = Callable[[Quality], Quality]
 """What is compared of a quality: larger is better."""
@@ -111,25 +103,6 @@ class Ensemble:
         return tuple(k for k, weight in enumerate(self.weights_K) if weight > 0)
 
 
-def judge_by(task: Task, metric: str, mode: Mode) -> Judge:
-    """Judges scores by a metric of the task (val_accuracy, …), and by the loss among equals."""
-    sign = 1.0 if mode == "max" else -1.0
-
-    def quality(scores_NC: np.ndarray, labels_N: np.ndarray) -> Quality:
-        loss = _loss(task, scores_NC, labels_N)
-        if metric == "val_loss":
-            return sign * loss, -loss
-        # The usual metric is counted here, because thousands of means are judged: `judge` takes
-        # ten times as long for it.
-        if (task.kind, metric) == ("single_label", "val_accuracy"):
-            return sign * float((scores_NC.argmax(1) == labels_N).mean()), -loss
-        value = judge(task, torch.from_numpy(scores_NC), torch.from_numpy(labels_N))[metric]
-        # A half without different labels has no val_r2; there the loss decides alone.
-        return (0.0 if np.isnan(value) else sign * value), -loss
-
-    return quality
-
-
 def choose(
     scores_KNC: Sequence[np.ndarray],
     labels_N: np.ndarray,
@@ -138,12 +111,16 @@ def choose(
     limit_ms: float | None = None,
     seed: int = 0,
     most: int | None = None,
+    is_late: Callable[[], bool] = lambda: False,
+    networks_K: Sequence[str] | None = None,
 ) -> Ensemble | None:
     """The ensemble of these models, of `most` members at most; None if no model is usable.
 
     scores_KNC: each model's scores_NC on the same validation images, in the same order; labels_N:
     as the task encodes them. latency_ms_K: of each model; those of an ensemble's members are added,
-    and their sum stays within limit_ms. Models with a score that is not finite never join.
+    and their sum stays within limit_ms. Models with a score that is not finite never join. is_late:
+    then no further half and no further bag is looked at. networks_K: models with the same one run
+    it once; "": it is the model's own.
     """
     latency_K = np.zeros(len(scores_KNC)) if latency_ms_K is None else np.asarray(latency_ms_K)
     limit = np.inf if limit_ms is None else limit_ms
@@ -155,7 +132,11 @@ def choose(
     if not usable or not len(labels_N):
         return None
     scores = [scores_KNC[k] for k in usable]
-    models = _Models(scores, labels_N, quality, latency_K[usable], limit, most or len(usable))
+    if np.isnan(quality.metric(scores[0], labels_N)):
+        quality = replace(quality, metric=lambda scores_NC, labels_N: 0.0)  # the loss decides
+    networks = tuple((networks_K or [""] * len(scores_KNC))[k] for k in usable)
+    most = most or len(usable)
+    models = _Models(scores, labels_N, quality, latency_K[usable], limit, most, is_late, networks)
 
     def told(weights: np.ndarray, gain: float, bar: Bar) -> Ensemble:
         weights_K = np.zeros(len(scores_KNC))
@@ -187,12 +168,23 @@ class _Models:
     latency_K: np.ndarray
     limit: float
     most: int
+    is_late: Callable[[], bool] = lambda: False
+    networks_K: tuple[str, ...] = ()
 
     def on(self, rows: np.ndarray) -> _Models:
         """The same models on a part of the images."""
         scores = [scores_NC[rows] for scores_NC in self.scores]
-        labels_N = self.labels_N[rows]
-        return _Models(scores, labels_N, self.judge, self.latency_K, self.limit, self.most)
+        return replace(self, scores=scores, labels_N=self.labels_N[rows])
+
+    @property
+    def are_told_apart(self) -> bool:
+        """Do these images say anything of the metric?"""
+        return not np.isnan(self.judge.metric(self.scores[0], self.labels_N))
+
+    @functools.cached_property
+    def read(self) -> list[np.ndarray]:
+        """What the loss reads of each model's scores."""
+        return [self.judge.read(scores_NC, self.labels_N) for scores_NC in self.scores]
 
     @functools.cached_property
     def qualities(self) -> list[Quality]:
@@ -205,6 +197,25 @@ class _Models:
 
     def quality_of(self, weights_K: np.ndarray) -> Quality:
         return self.judge(_mean(self.scores, weights_K), self.labels_N)
+
+    def may_join(self, k: int, counts_K: np.ndarray) -> bool:
+        """May the model be added to those that were added so often?"""
+        # Members' latencies count once, however often they were added.
+        members = np.flatnonzero(counts_K)
+        if counts_K[k]:
+            return True
+        return len(members) < self.most and self.takes([*members.tolist(), k]) <= self.limit
+
+    def takes(self, members: Sequence[int]) -> float:
+        """The latency of these models together."""
+        if np.isinf(self.limit):
+            return 0.0  # nobody asks
+        took: dict[str | int, float] = {}
+        for k in members:
+            # Of those that share a network, the slowest one.
+            network = (self.networks_K[k] if self.networks_K else "") or k
+            took[network] = max(took.get(network, 0.0), float(self.latency_K[k]))
+        return sum(took.values())
 
 
 def _part(models: _Models, seed: int) -> _Models:
@@ -227,6 +238,8 @@ def _gain_on_others(models: _Models, aim: Aim, seed: int) -> float:
         single[chosen.best(by_metric)] = 1.0
         together = _greedy(chosen, aim, range(len(models.scores)))
         gains.append(others.quality_of(together)[0] - others.quality_of(single)[0])
+        if models.is_late():
+            break
     return float(np.mean(gains)) if gains else 0.0
 
 
@@ -256,9 +269,12 @@ def _halves(models: _Models, seed: int) -> Iterator[tuple[_Models, _Models]]:
     for _ in range(HALVES):
         order = rng.permutation(images)
         one, other = order[: images // 2], order[images // 2 :]
-        if len(one) and len(other):
-            yield models.on(one), models.on(other)
-            yield models.on(other), models.on(one)
+        if not len(one) or not len(other):
+            continue
+        first, second = models.on(one), models.on(other)
+        if first.are_told_apart and second.are_told_apart:
+            yield first, second
+            yield second, first
 
 
 def _bagged(models: _Models, aim: Aim, seed: int) -> np.ndarray:
@@ -269,12 +285,14 @@ def _bagged(models: _Models, aim: Aim, seed: int) -> np.ndarray:
     best = models.best(aim)
     bags = [_greedy(models, aim, range(count))]
     for _ in range(BAGS - 1):
+        if models.is_late():
+            break
         # The best model is in every bag: none of them is worse than it.
         drawn = set(rng.choice(count, part, replace=False).tolist()) | {best}
         bags.append(_greedy(models, aim, sorted(drawn)))
     mean: np.ndarray = np.mean(bags, axis=0)
     # Bags within the limits may be over them together: then the best bag counts.
-    within = models.latency_K[mean > 0].sum() <= models.limit
+    within = models.takes(np.flatnonzero(mean).tolist()) <= models.limit
     if not within or (mean > 0).sum() > models.most:
         return max(bags, key=lambda weights_K: aim(models.quality_of(weights_K)))
     return mean
@@ -286,25 +304,41 @@ def _greedy(models: _Models, aim: Aim, among: Sequence[int] | range) -> np.ndarr
     sum_NC = np.zeros_like(models.scores[0], dtype=np.float64)
     best: Quality | None = None
     best_counts_K = counts_K.copy()
-    for added in range(ROUNDS):
+    for added in range(1, ROUNDS + 1):
+        joining = [k for k in among if models.may_join(k, counts_K)]
+        if not joining:
+            break
         found: tuple[Quality, int] | None = None
-        for k in among:
-            # Members' latencies count once, however often they were added.
-            taken = models.latency_K[counts_K > 0].sum()
-            if not counts_K[k] and (
-                taken + models.latency_K[k] > models.limit or (counts_K > 0).sum() >= models.most
-            ):
-                continue
-            quality = aim(models.judge((sum_NC + models.scores[k]) / (added + 1), models.labels_N))
+        for k in _foremost(models, aim, counts_K, sum_NC, joining):
+            quality = aim(models.judge((sum_NC + models.scores[k]) / added, models.labels_N))
             if found is None or quality > found[0]:
                 found = quality, k
-        if found is None:
-            break
+        assert found is not None, "of some models one is the best"
         counts_K[found[1]] += 1
         sum_NC += models.scores[found[1]]
         if best is None or found[0] > best:
             best, best_counts_K = found[0], counts_K.copy()
     return best_counts_K / best_counts_K.sum()
+
+
+def _foremost(
+    models: _Models, aim: Aim, counts_K: np.ndarray, sum_NC: np.ndarray, joining: Sequence[int]
+) -> list[int]:
+    """The models with which the mean is best by what the aim compares first.
+
+    Most of the time goes here, and only equals need the other half of a quality. A loss of single
+    labels reads one score an image, so the others need no mean.
+    """
+    added, labels_N = counts_K.sum() + 1, models.labels_N
+    if aim is by_loss:
+        read = models.read
+        sum_ = models.judge.read(sum_NC, labels_N)
+        values = [-models.judge.loss((sum_ + read[k]) / added, labels_N) for k in joining]
+    else:
+        scores = models.scores
+        values = [models.judge.metric((sum_NC + scores[k]) / added, labels_N) for k in joining]
+    best = max(values)
+    return [k for k, value in zip(joining, values, strict=True) if value == best]
 
 
 def _mean(scores: Sequence[np.ndarray], weights_K: np.ndarray) -> np.ndarray:
@@ -313,15 +347,3 @@ def _mean(scores: Sequence[np.ndarray], weights_K: np.ndarray) -> np.ndarray:
         if weight:
             mean_NC += weight * scores_NC
     return mean_NC
-
-
-def _loss(task: Task, scores_NC: np.ndarray, labels_N: np.ndarray) -> float:
-    """The mean loss of scores: cross-entropy, or for a regression the squared error."""
-    if task.kind == "single_label":
-        p_N = scores_NC[np.arange(len(labels_N)), labels_N]
-        return -float(np.log(np.maximum(p_N, _SMALLEST)).mean())
-    if task.kind == "regression":
-        return float(np.square(scores_NC - labels_N).mean())
-    log_p_NC = np.log(np.maximum(scores_NC, _SMALLEST))
-    log_not_p_NC = np.log(np.maximum(1 - scores_NC, _SMALLEST))
-    return -float((labels_N * log_p_NC + (1 - labels_N) * log_not_p_NC).mean())

@@ -81,6 +81,8 @@ class Trial:
 
     def whole(self, epochs: int) -> int:
         """The epochs that it would have trained to its end. epochs: the job's, if it drew none."""
+        if self.stopped == FITTED:
+            return self.epochs
         return int(self.changes.get("train.epochs", epochs))
 
 

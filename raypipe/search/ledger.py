@@ -21,7 +21,7 @@ from raypipe.errors import RaypipeError
 from raypipe.files import owned
 from raypipe.search import budget
 from raypipe.search.budget import Ending, Speed
-from raypipe.timer import interrupted
+from raypipe.timer import Alarm, interrupted
 from raypipe.train.stopping import OF_BUDGET
 
 WAITED_S = 0.5  # less is no waiting
@@ -95,6 +95,7 @@ class Ledger:
         self._lap = self._began
         self._trials_began: float | None = None
         self._known: tuple[int, Speed | None] = (1, None)  # trials, and the leading one's speed
+        self._alarms: list[Alarm] = []  # those of `reading`, the outer one first
 
     @property
     def spent_s(self) -> float:
@@ -156,10 +157,12 @@ class Ledger:
         return self.embedded_per_s or self.works_per_s or budget.GUESSED_IMAGES_PER_S
 
     def trials_begin(self, embedded: int = 0) -> None:
-        """All images are read. embedded: how many of them passed through a frozen backbone.
+        """All images are read: from now on trials look at the clock, and no alarm interrupts them.
 
-        Raises RaypipeError if no time is left for a trial.
+        embedded: how many images passed through a frozen backbone. Raises RaypipeError if no time
+        is left for a trial.
         """
+        self._end_alarms()
         took_s = self.lap("reading")
         if embedded:
             self.embedded_per_s = embedded / max(took_s, 1e-3)
@@ -217,8 +220,9 @@ class Ledger:
         return self.left_s(*self._known)
 
     def choosing(self) -> Callable[[], bool]:
-        """Has asking candidates of an ensemble, from now on, taken its time? The other half is for
-        the chosen one, which predicts validation, too, and is written."""
+        """Has this part of choosing an ensemble, from now on, taken its time? Candidates are asked,
+        and one is chosen. The half that each leaves is for what follows: the chosen one predicts
+        validation, too, and is written."""
         left_s = self.left_now_s()
         if left_s is None or self.budget_s is None:
             return lambda: False
@@ -265,7 +269,8 @@ class Ledger:
         """Raise TooShort in what is within, when there is no more time for it.
 
         is_answered: there is a model already, and what remains to be done is to register it; else a
-        message. least_s: seconds that it has in any case, however long the end may take.
+        message. Such a reading ends the ones around it: they would raise though there is a model.
+        least_s: seconds that it has in any case, however long the end may take.
         """
         if self.budget_s is None:
             return nullcontext()
@@ -274,13 +279,26 @@ class Ledger:
             self.lap(phase)
             return self.too_short()
 
-        left_s = self.left_now_s() if is_answered else None
+        left_s = None
+        if is_answered:
+            self._end_alarms()
+            left_s = self.left_now_s()
         if left_s is None:
             # Without an answer there is nothing to predict or to register.
             left_s = budget.usable(self.budget_s) - self.spent_s
             left_s -= budget.closing_s(self.start_s)
         left_s = max(left_s, least_s or 0.0)
-        return interrupted(left_s, error)
+        return self._alarmed(left_s, error)
+
+    @contextmanager
+    def _alarmed(self, left_s: float, error: Callable[[], RaypipeError]) -> Iterator[None]:
+        with interrupted(left_s, error) as alarm:
+            self._alarms.append(alarm)
+            yield
+
+    def _end_alarms(self) -> None:
+        while self._alarms:
+            self._alarms.pop().end()
 
     def summary(self) -> dict[str, Any] | None:
         """For --json; None without a budget. Closing the cluster comes after it."""

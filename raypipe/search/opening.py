@@ -56,7 +56,10 @@ def answer(
 
     def told(trial: Trial) -> None:
         fitted.append(trial)
-        ranked = leaderboard.ranked(fitted, rule.metric, rule.mode)
+        if trial.checkpoint is None:
+            return  # no model, so it leads nothing
+        usable = [one for one in fitted if one.checkpoint is not None]
+        ranked = leaderboard.ranked(usable, rule.metric, rule.mode)
         progress(0, total, leaderboard.standings(ranked, rule.metric, rule.mode))
 
     barred: dict[str, str] = {}
@@ -93,6 +96,9 @@ def answer(
     _expect(ledger, job, cfg, first)
     if fitted:
         best = leaderboard.ranked(fitted, rule.metric, rule.mode)[0]
+        if best.checkpoint is None:
+            log.warning("The first answer has no usable head: each one's scores are not finite")
+            return first
         log.info(
             "The first answer after %.0f s: %s %.4g (%s)",
             first.seconds,

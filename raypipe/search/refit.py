@@ -8,7 +8,7 @@ split says how good the model is. So trials can be small (96 px, a few epochs) a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace as with_
 from pathlib import Path
@@ -37,8 +37,9 @@ _FIXED = {
     "feed.test": "The search's test images are to judge its model",
     "model.task": "It is the search's",
     "train.result": "Its last epoch is the result: images that it learns choose no epoch",
+    "train.stopping.metric": "It has chosen among the trials, and a refit has no validation",
 }
-_SHAPE = {"model.name", "model.mode", "model.options"}  # with others, weights do not fit
+_SHAPE = {"model.name", "model.mode"}  # and model.options: with others, weights do not fit
 
 
 def check(job: TrainJob, cfg: SearchConfig) -> None:
@@ -144,10 +145,11 @@ def job_of(job: TrainJob, wanted: dict[str, Any], result: SearchResult) -> Train
     _require_usable(result)
     # The version comes last: `wanted` may repeat the job's, where null is the newest one.
     changes = _changes(job, wanted) | {"table.version": result.best.version.version}
-    if result.job.model.mode == "finetune" and not _SHAPE & changes.keys():
+    reshapes = any(name in _SHAPE or name.startswith("model.options") for name in changes)
+    if result.job.model.mode == "finetune" and not reshapes:
         # A start_from of the user's own wins.
         changes = {"train.start_from": result.best.checkpoint} | changes
-    elif _SHAPE & changes.keys():
+    elif reshapes:
         # Weights that the search itself started from do not fit either.
         changes = {"train.start_from": None} | changes
     return replaced(result.job, _last_values(result, changes) | changes)
@@ -273,6 +275,12 @@ def replaced(job: TrainJob, changes: dict[str, Any]) -> TrainJob:
 def _changes(job: TrainJob, wanted: dict[str, Any]) -> dict[str, Any]:
     """What every refit changes, and then what the user wants changed."""
     return splits(job) | wanted
+
+
+def side_of(job: TrainJob, wanted: Mapping[str, Any]) -> int:
+    """The side of the refit's images in px. null in search.refit is the backbone's own."""
+    model = {name: value for name, value in wanted.items() if name.startswith("model.")}
+    return replaced(job, model).model.pixels if "model.side_px" in model else job.model.pixels
 
 
 def learned(job: TrainJob, wanted: dict[str, Any]) -> str:

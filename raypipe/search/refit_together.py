@@ -280,7 +280,7 @@ def side_px(
     job = alone(found, again.tuned).job
     own_px = job.model.pixels
     why = ""
-    for side in dict.fromkeys([int(wanted.get("model.side_px") or own_px), own_px]):
+    for side in dict.fromkeys([refit.side_of(job, wanted), own_px]):
         models[again.tuned] = refit.replaced(job, {**wanted, "model.side_px": side}).model
         why = _breaks(models, found, again, cfg)
         if not why:

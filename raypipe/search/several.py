@@ -35,7 +35,7 @@ def ensemble(
     ledger.combined = ledger.chosen = 0
     try:
         with ledger.reading(is_answered=True, phase="ensemble"):
-            together.make(joining, cfg, pinned, data, folder, ledger.choosing())
+            together.make(joining, cfg, pinned, data, folder, ledger.choosing)
     except TooShort:
         ledger.notes.append("No ensemble: there was no time to choose one")
     ledger.lap("ensemble")

@@ -32,7 +32,7 @@ from raypipe.feed.feed import Feed, Source, fetch
 from raypipe.files import write_atomic
 from raypipe.models.ensemble import EnsembleModel, Member, logits_of
 from raypipe.models.predictor import Predictor
-from raypipe.search import greedy, variants
+from raypipe.search import greedy, quality, variants
 from raypipe.search.leaderboard import Trial
 from raypipe.search.limits import share_of_limits
 from raypipe.search.settings import SearchConfig
@@ -83,29 +83,32 @@ def make(
     pinned: Pinned,
     data: Mapping[str, Data],
     folder: Path,
-    is_late: Callable[[], bool] = lambda: False,
+    choosing: Callable[[], Callable[[], bool]] = lambda: lambda: False,
 ) -> Together | None:
     """Choose an ensemble, and write it into `folder`, of the search.
 
-    candidates: the best one first. is_late: then no further candidate is asked. Returns None if
-    none is better than the best candidate.
+    candidates: the best one first. choosing: called when a part of the choice begins; what it
+    returns says whether that has taken its time. Then no further candidate is asked, and no further
+    half of validation judges an ensemble. Returns None if none is better than the best candidate.
     """
     forget(folder)
     job = candidates[0].job
     rule = job.train.stopping
-    quality = greedy.judge_by(pinned.task, rule.metric, rule.mode)
-    found = said_of(candidates, pinned, data, is_late)
+    judge = quality.judge_by(pinned.task, rule.metric, rule.mode)
+    found = said_of(candidates, pinned, data, choosing())
     if len(found.usable) < 2:
         return None
     costs = _costs(found.usable, cfg, pinned, folder)
     chosen = greedy.choose(
         found.scores_KNC,
         found.labels_N,
-        quality,
+        judge,
         costs,
         None if costs is None else 1.0,
         job.run.seed,
         cfg.ensemble,
+        choosing(),
+        [Member(one.job.model).shared for one in found.usable],
     )
     if chosen is None or len(chosen.members) < 2:
         return None
@@ -116,7 +119,7 @@ def make(
         return None
     first = next(one for one in members if one.name == ensemble.members[0].name)
     scores_NC, labels_N = predicted(ensemble, first.job, pinned)
-    if not chosen.bar.is_passed(quality(scores_NC, labels_N)):
+    if not chosen.bar.is_passed(judge(scores_NC, labels_N)):
         return None
     objective = objective_of(first.job, data[data_key(first.job)])
     logits_NC = logits_of(pinned.task.kind, torch.from_numpy(scores_NC))

@@ -90,7 +90,18 @@ def search(
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
     job = feasible.one_worker(job)
     own_starts = feasible.own_starts(cfg)
+    is_default = cfg.space is None
     cfg, space = feasible.check(job, cfg, rows)
+    if cfg.populated and is_default:
+        log.info(
+            "search.scheduler=%s draws what can change while a trial trains: %s. All trials have "
+            "the job's other settings, as model.name=%s, model.mode=%s and %d px",
+            cfg.scheduler,
+            ", ".join(field.name for field in space.fields),
+            job.model.name,
+            job.model.mode,
+            job.model.pixels,
+        )
     for where, start in own_starts:
         for value in spaces.left_out(start, space):
             log.warning("%s: no trial of this space has %s, so it is left out", where, value)
@@ -170,7 +181,6 @@ def _search_into(
     total = len(planned)
     first = opening.answer(job, cfg, pinned, folder, progress, total, ledger)
     # Every array that a trial may need is in the object store before the first one starts.
-    # This ends the caller's timer, too: from now on trials look at the clock.
     is_answered = any(trial.checkpoint is not None for trial in first.trials)
 
     def end_with_it(why: str) -> None:

@@ -45,8 +45,8 @@ def _text(value: str, kind: Kind, name: str) -> str | None:
     if not read.why:
         return read.text
     raise DataError(
-        f"A label in column {name!r} is none: {read.why}",
+        f"Column {name!r} has a value that is no label of model.task={kind}: {read.why}",
         got=value,
         rule=_RULES[kind],
-        fix="Mend the column, set model.task, or leave the rows out with table.where",
+        fix="Mend the column, set another model.task, or leave the rows out with table.where",
     )

@@ -29,7 +29,7 @@ from raypipe.tables import label_column, scan
 from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.objective import judge
-from raypipe.train.unseen import Unseen, replaced
+from raypipe.train.unseen import Unseen
 from raypipe.version import VERSION
 
 MOST_SLICES = 30
@@ -179,11 +179,11 @@ def judged(job: TrainJob, pinned: Pinned, unseen: Unseen, looks: int = 0) -> Jud
 
 def _sample(pinned: Pinned, unseen: Unseen) -> str:
     """Of how many images the numbers are, if not of all."""
-    judged, images = len(unseen.labels_N), pinned.counts[unseen.split]
-    text = f"Of {judged:,} of its {images:,} images, drawn evenly. " if judged < images else ""
-    broken = 0 if unseen.samples_N is None else replaced(unseen.samples_N)
-    if broken:
-        text += f"{broken:,} of them cannot be read: others stand for them, and count twice. "
+    images = pinned.counts[unseen.split]
+    drawn = len(unseen.labels_N) + unseen.broken
+    text = f"Of {drawn:,} of its {images:,} images, drawn evenly. " if drawn < images else ""
+    if unseen.broken:
+        text += f"{unseen.broken:,} of them cannot be read and are left out. "
     return text
 
 

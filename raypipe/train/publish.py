@@ -18,7 +18,7 @@ from raypipe.errors import hidden
 from raypipe.feed.dataset import Pinned
 from raypipe.files import file_lock
 from raypipe.models.ensemble import EnsembleModel
-from raypipe.registry import made_by, package, promote, runs, system_metrics
+from raypipe.registry import made_by, of_task, package, promote, runs, system_metrics
 from raypipe.registry.card import HTML, MARKDOWN, html, markdown
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
@@ -139,7 +139,7 @@ def _publish(
         runs.log_text(store, run_id, text, file)
     tags = {
         "raypipe.table": str(result.version),
-        "raypipe.task": job.model.task,
+        **of_task.tags(pinned.task),
         "raypipe.sources": ",".join(sources),
         "raypipe.metrics": to_json(result.metrics),
         **_tags(made),

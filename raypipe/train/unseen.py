@@ -82,6 +82,8 @@ class Unseen:
 
     labels_N: as Task.encode gives them. Rows are those of the reference. samples_N: their numbers
     among the rows of the split, of which registry.judged_images are sampled; None: not known.
+    broken: how many of the split's, or of the sample's, images could not be read; they are left
+    out.
     """
 
     split: str
@@ -94,6 +96,7 @@ class Unseen:
     the weights have learned from them."""
     is_inherited: bool = False
     """Have the weights that the training started from learned from them? See learned.decides."""
+    broken: int = 0
 
 
 def reference(
@@ -122,14 +125,16 @@ def reference(
     if trained_on_val and can_test:
         split = feed.test
     is_inherited = learned.decides(pinned, split, inherited_N2)
-    predicted, labels_N, samples_N = _predicted(job, model, pinned, split, ALL)
-    tested, tested_labels_N, tested_N = predicted, labels_N, samples_N
+    predicted, labels_N, samples_N, broken = _predicted(job, model, pinned, split, ALL)
+    tested, tested_labels_N, tested_broken = predicted, labels_N, broken
     if split != feed.test and can_test:
-        tested, tested_labels_N, tested_N = _predicted(job, model, pinned, feed.test, BELONGING)
+        tested, tested_labels_N, _, tested_broken = _predicted(
+            job, model, pinned, feed.test, BELONGING
+        )
     has_tested = can_test and (tested is not predicted or split == feed.test)
     if has_tested:
         # The images are predicted anyway.
-        _store_test(job, folder, pinned, tested, tested_labels_N, tested_N)
+        _store_test(job, folder, pinned, tested, tested_labels_N, tested_broken)
     judged_split = feed.test if has_tested else split
 
     def outcomes_of(said: Reference) -> Outcomes | None:
@@ -142,7 +147,7 @@ def reference(
 
     if not job.model.calibrate:
         kept = outcomes_of(tested)
-        return Unseen(split, predicted, labels_N, None, samples_N, kept, is_inherited)
+        return Unseen(split, predicted, labels_N, None, samples_N, kept, is_inherited, broken)
 
     # Fitted on these images, and measured on others.
     targets_NC = _targets(pinned, labels_N)
@@ -169,7 +174,7 @@ def reference(
     kept = outcomes_of(mended)
     scores_NC = _tempered(kind, predicted.scores_NC, chosen.kept)
     predicted = replace(predicted, scores_NC=scores_NC)
-    return Unseen(split, predicted, labels_N, calibrated, samples_N, kept, is_inherited)
+    return Unseen(split, predicted, labels_N, calibrated, samples_N, kept, is_inherited, broken)
 
 
 def _outcomes(
@@ -215,8 +220,8 @@ def test(planned: trainer.Plan, result: TrainResult) -> dict[str, float]:
     if not stored.exists():
         model = trainer.assemble(job, result)
         seen = trainer.seen_by(model, job)
-        predicted, labels_N, samples_N = _predicted(seen, model, pinned, job.feed.test)
-        _store_test(job, planned.folder, pinned, predicted, labels_N, samples_N)
+        predicted, labels_N, _, broken = _predicted(seen, model, pinned, job.feed.test)
+        _store_test(job, planned.folder, pinned, predicted, labels_N, broken)
     return metrics_of(json.loads(stored.read_text()))
 
 
@@ -231,7 +236,7 @@ def _store_test(
     pinned: Pinned,
     predicted: Reference,
     labels_N: np.ndarray,
-    samples_N: np.ndarray,
+    broken: int,
 ) -> None:
     # A copy: labels in Ray's object store are read-only.
     labels = torch.tensor(labels_N)
@@ -239,20 +244,11 @@ def _store_test(
     metrics = judge(pinned.task, scores, labels)
     # judge names metrics as in validation.
     renamed = {name.replace("val_", "test_"): value for name, value in metrics.items()}
-    if len(labels) < pinned.counts[job.feed.test]:
+    if len(labels) + broken < pinned.counts[job.feed.test]:
         renamed["test_images"] = len(labels)  # a sample
-    broken = replaced(samples_N)
     if broken:
         renamed["test_broken"] = broken
     write_atomic(folder / TEST, to_json(renamed))
-
-
-def replaced(samples_N: np.ndarray) -> int:
-    """How many images could not be read: others of these samples stand for them, and count twice.
-
-    samples_N: as the feed gives them.
-    """
-    return len(samples_N) - len(np.unique(samples_N))
 
 
 def predict_split(
@@ -260,16 +256,17 @@ def predict_split(
 ) -> tuple[Reference, np.ndarray]:
     """Features and scores of a split, and the labels of the images they are of.
 
-    Of a split with more images than registry.judged_images, they are of a sample. The feed replaces
-    a broken image by its neighbour: then the label is the neighbour's too.
+    Of a split with more images than registry.judged_images, they are of a sample. Broken images are
+    left out.
     """
     return _predicted(trainer.seen_by(model, job), model, pinned, split)[:2]
 
 
 def _predicted(
     job: TrainJob, model: Predictor, pinned: Pinned, split: str, described: str = ""
-) -> tuple[Reference, np.ndarray, np.ndarray]:
-    """What `predict_split` says, and the numbers of the samples among the split's rows.
+) -> tuple[Reference, np.ndarray, np.ndarray, int]:
+    """What `predict_split` says, the numbers of the samples among the split's rows, and how many
+    could not be read.
 
     described: BELONGING, the domains and groups of the images too; ALL, how they look, too.
     """
@@ -296,20 +293,21 @@ def _predicted(
     scores_NC = np.concatenate(scores)
     require_rows(scores_NC, "scores", "Train again with a lower train.lr")
     rows = fetch(source.rows)
+    broken = len(rows) - len(samples_N)
     # Images are read without the footer, which ids need: no file is asked for it again.
     rows = replace(rows, fragments=pinned.columns.with_footers(rows.fragments))
     # A package keeps ids as text: a null one is blank, and not the name "None".
     ids = tuple(image_id or "" for image_id in rows.ids_of(samples_N))
     labels_N = rows.labels(samples_N)
     if not described:
-        return Reference(features_ND, scores_NC, ids), labels_N, samples_N
+        return Reference(features_ND, scores_NC, ids), labels_N, samples_N, broken
     if frozen:
         # Features come without the places of their images. The samples are the same.
         rows = locate(pinned, split, job.feed).sampled(job.registry.judged_images)
     domains, groups = belonging.names(job.registry, pinned, rows, samples_N)
     if described == BELONGING:
         known = Reference(features_ND, scores_NC, ids, None, domains, groups)
-        return known, labels_N, samples_N
+        return known, labels_N, samples_N, broken
     looks_NK = looked_at.looks(rows, samples_N, job.model.pixels, job.feed.cpu_threads)
     described_too = Reference(features_ND, scores_NC, ids, looks_NK, domains, groups)
-    return described_too, labels_N, samples_N
+    return described_too, labels_N, samples_N, broken

@@ -140,7 +140,11 @@ def train_rank(
         if last_stage:
             engine.meter.close()
         if feed.replaced:
-            log.warning("%d broken images were replaced by their neighbours", feed.replaced)
+            log.warning(
+                "%d images cannot be read: in training others stand for them, and validation is of "
+                "the other images",
+                feed.replaced,
+            )
 
 
 def _solve(model: nn.Module, data: Data, objective: Objective, job: TrainJob) -> float:

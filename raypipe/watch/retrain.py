@@ -20,7 +20,7 @@ from raypipe.config import RunConfig, key_of, validate
 from raypipe.errors import DataError, RaypipeError, one_line
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.monitor.monitor import Monitor
-from raypipe.registry import promote, runs
+from raypipe.registry import of_task, promote, runs
 from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
@@ -115,6 +115,8 @@ def retrain(
     _finish(store, job.run, cfg.watch, past, say, _limits(cfg.gate))
     champion = champion or promote.require_champion(store)
     package = promote.fetch(store, champion)
+    # Both are compared on the same labels, and the challenger would not be promoted.
+    of_task.require_same("The challenger", job.model.task, str(champion), package.task.kind)
     pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
     # First the decision to train at all. It needs no model, so it comes before anything costly.
     asked = _asked(job, cfg, champion)

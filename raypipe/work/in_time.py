@@ -180,7 +180,7 @@ def _as_it_was(found: SearchResult, ledger: Ledger, why: str) -> SearchResult:
     return found
 
 
-def _within(left_s: float | None) -> AbstractContextManager[None]:
+def _within(left_s: float | None) -> AbstractContextManager[object]:
     if left_s is None:
         return nullcontext()
     return interrupted(left_s, lambda: OutOfTime("the time of the refit is over"))
@@ -268,8 +268,8 @@ def _planned(job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledg
         speed = speed.alone
     sides = [speed.side_px]
     # Features of another resolution would have to be computed first.
-    if found.job.model.mode == "finetune" and wanted.get("model.side_px"):
-        sides.insert(0, int(wanted["model.side_px"]))
+    if found.job.model.mode == "finetune" and "model.side_px" in wanted:
+        sides.insert(0, refit.side_of(found.job, wanted))
     images = sum(pinned.counts[split] for split in {job.feed.train, job.feed.val})
     # The job's, of which trials may have had fewer (space/defaults.py), unless they drew them.
     drawn = found.trials[0].changes.get("train.epochs", job.train.epochs)

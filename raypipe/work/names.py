@@ -9,30 +9,41 @@ from pathlib import Path
 import yaml
 
 from raypipe.config import key_of
+from raypipe.files import claim
 
 
 def run_of(uri: str) -> dict[str, str]:
     """The settings `run.name` and `run.dir` for the table at `uri`: runs/NAME.
 
     Two tables of one name share no folder and no registered model: the second one that is used gets
-    a name with a hash of its address, and the same again on a rerun.
+    a name with a hash of its address, and the same again on a rerun. A run that has only begun has
+    nothing in its folder yet, so it claims it (`files.claim`).
     """
     last = uri.rstrip("/").rpartition("/")[2]
     name = re.sub(r"[^\w.-]+", "-", last).strip("-.") or "run"
-    if _is_of_another_table(Path("runs", name), uri):
-        name = f"{name}-{key_of(_absolute(uri))[:6]}"
+    table = _absolute(uri)
+    runs, own = Path("runs"), f"{name}-{key_of(table)[:6]}"
+    if (
+        (runs / own).exists()
+        or _is_of_another_table(runs / name, table)
+        or not claim(runs / name, table)
+    ):
+        name = own
     return {"name": name, "dir": f"runs/{name}"}
 
 
-def _is_of_another_table(folder: Path, uri: str) -> bool:
-    """Does the folder hold trainings or searches, and none of them on the table at `uri`?"""
+def _is_of_another_table(folder: Path, table: str) -> bool:
+    """Does the folder hold trainings or searches, and none of them on this table?
+
+    table: its absolute address.
+    """
     tables = set()
     for config in sorted(folder.glob("*/*/config.yaml")):
         # A damaged file, or one of somebody else's, says nothing of a table.
         with suppress(OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
             saved = yaml.safe_load(config.read_text(encoding="utf-8"))
             tables.add(_absolute(saved["table"]["uri"]))
-    return bool(tables) and _absolute(uri) not in tables
+    return bool(tables) and table not in tables
 
 
 def _absolute(uri: str) -> str:

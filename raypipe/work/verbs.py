@@ -19,7 +19,7 @@ from raypipe.costs.spent import Price, Spent
 from raypipe.feed.dataset import FeedConfig, Pinned, pin
 from raypipe.job import Job
 from raypipe.monitor.monitor import Monitor
-from raypipe.registry import promote, runs
+from raypipe.registry import promote, runs, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.runs import KEY
 from raypipe.registry.store import Store, open_store
@@ -98,9 +98,10 @@ def train(job: Job, show: Show) -> Trained:
 def _train(job: Job, show: Show, monitors: Sequence[Monitor]) -> Trained:
     began = time.monotonic()
     pinned = pin(job.table, job.feed, kind=job.model.task)
-    job = replace(job, {"train.workers": join(job.training).train.workers})
+    job = _with_moves(replace(job, {"train.workers": join(job.training).train.workers}))
     # A wrong address must not cost a training.
     store = open_store(job.run, job.registry, job.artifacts)
+    _tell_of_champion(store, pinned, show)
     _tell_of_splits(pinned, job.feed, show)
     show.say(f"Training {job.model.name} ({job.model.mode}) with {_workers(job)}")
     with show.training(job.train.epochs, job.train.stopping.metric) as told:
@@ -116,6 +117,17 @@ def _train(job: Job, show: Show, monitors: Sequence[Monitor]) -> Trained:
     runs.log_once(store, result.key, spent.logged())
     used = utilisation(usage.read(planned.folder / usage.FILE), result.history)
     return Trained(planned.job, result, registered, spent, test, used)
+
+
+def _with_moves(job: Job) -> Job:
+    """The job with its table of moves named, if that is below `artifacts.uri`: the file of a
+    training knows no such section, and a promotion by that file would be in another table.
+    """
+    alone = tracking.moves_of(job.run, job.registry).uri
+    if tracking.moves_of(job.run, job.registry, job.artifacts).uri == alone:
+        return job  # nothing is named: the folder may be moved
+    placed = tracking.placed(job.run, job.registry, job.artifacts)
+    return job.model_copy(update={"registry": placed})
 
 
 def _tell_of_splits(
@@ -138,29 +150,40 @@ def _tell_of_splits(
             )
     for name in ("val", "test"):
         split = getattr(feed, name)
-        missing = pinned.unlearned(refits or feed.train, split)
+        missing = pinned.unlearned(feed.train, split)
         if missing:
+            # A refit may not come: it has no time, or comes to nothing.
+            later = refits is not None and not pinned.unlearned(refits, split)
+            learns = "no model learns them before search.refit" if later else "no model learns them"
             show.say(
                 f"{len(missing)} of {len(pinned.classes)} classes have no training images, as "
-                f"{next(iter(missing))!r}: no model learns them, and {sum(missing.values()):,} "
+                f"{next(iter(missing))!r}: {learns}, and {sum(missing.values()):,} "
                 f"labels in feed.{name}={split} are of them"
             )
-    if not pinned.counts[feed.test] and refits is not None:
-        show.say(
-            "The table has no test images. search.refit trains on validation images, too: "
-            "nothing will say how good the model is (search.refit=null keeps them apart)"
-        )
-    elif not pinned.counts[feed.test]:
+    if not pinned.counts[feed.test]:
         # A slip, where it names none of the table's splits.
+        means = ": the model is not tested"
+        if refits is not None:
+            means = (
+                ". search.refit trains on validation images, too: nothing will say how good the "
+                "model is (search.refit=null keeps them apart)"
+            )
         show.say(
             f"The table has no labelled images in feed.test={feed.test} (its splits are "
-            f"{', '.join(sorted(pinned.splits))}): the model is not tested"
+            f"{', '.join(sorted(pinned.splits))}){means}"
         )
     if pinned.common(feed.val, feed.test):
         show.say(
             f"feed.test={feed.test} has images that choose the epoch (feed.val={feed.val}): "
             "its metrics are too good"
         )
+
+
+def _tell_of_champion(store: Store, pinned: Pinned, show: Show) -> None:
+    """Say so if the registered model answers another question so far."""
+    said = promote.beside(store, pinned.task)
+    if said:
+        show.say(said)
 
 
 def _workers(job: Job) -> str:
@@ -186,7 +209,7 @@ def tune(job: Job, show: Show) -> Searched:
 
 
 def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
-    ledger = Ledger(job.search.budget_s, show.began)
+    ledger, job = Ledger(job.search.budget_s, show.began), _with_moves(job)
     refuse(job.training, "A search")
     with ledger.reading():
         pinned = pin(job.table, job.feed, kind=job.model.task)
@@ -238,6 +261,8 @@ def search_and_register(
         # Before a store is made.
         feasible.check(job.training, job.search, pinned)
         store = open_store(job.run, job.registry, job.artifacts)
+        if pinned is not None:
+            _tell_of_champion(store, pinned, show)
     result = search_and_refit(job, show, pinned, monitors, ledger)
     if not result.is_of_one_refit:
         telling.finished(monitors, result.plan.job, result.best)

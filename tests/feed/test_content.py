@@ -133,6 +133,9 @@ def test_frozen_features_are_of_readable_images_or_the_run_stops(
     assert "Image 5 is broken (its bytes do not match their sha256)" in caplog.text
     with pytest.raises(DataError, match=r"Image \d+ is broken.*on_bad=stop"):
         made(table, tmp_path / "features", on_bad="stop")
+    # Without hashes each image is tried, and what was tried in vain was not decoded.
+    sources = made(write("plain", stored[:12], ids[:12]), tmp_path / "others")
+    assert sum(source.decoded for source in sources.values()) == 8
     # Not verified, a row is what it holds; what its hash says is believed only if that is kept.
     other = write(
         "other", [images[20] if i == 5 else images[i] for i in range(ROWS)], ids, images[:ROWS]

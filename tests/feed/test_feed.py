@@ -254,6 +254,41 @@ def test_weights_come_from_a_column_and_must_be_weights(tmp_path: Path, textured
         opened(config, "threads", sampling="weighted", weights="x")
 
 
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("world", [1, 2])
+def test_validation_is_of_the_images_that_can_be_read(
+    textured: Any, tmp_path: Path, carrier: str, world: int
+) -> None:
+    """What stood for a broken one counted twice. Ranks stay in step, whatever is broken."""
+    rotten = {9, *range(89, 250, 10)}
+    config, images = written(tmp_path, textured, dict.fromkeys(rotten, b"rot"))
+    seen = []
+    batches = []
+    for rank in range(world):
+        feed = opened(config, carrier, rank, world)
+        told = list(feed.val())
+        for batch in told:
+            shown = ids(feed, batch, "val")
+            assert len(batch.inputs) == len(batch.positions_B) == batch.share.images == len(shown)
+            for pixels_HWC, label, i in zip(
+                batch.inputs.numpy(), batch.labels_B.tolist(), shown, strict=True
+            ):
+                np.testing.assert_array_equal(pixels_HWC, decode(images[int(i)], SIDE))
+                assert label == int(i) % 2
+            seen += shown
+        batches.append(len(told))
+        feed.close()
+    assert sorted(map(int, seen)) == [i for i in range(9, 300, 10) if i not in rotten]
+    assert len(set(batches)) == 1
+
+
+def test_a_broken_image_is_not_counted_as_decoded(textured: Any, tmp_path: Path) -> None:
+    config, _ = written(tmp_path, textured, {9: b"rot", 17: b"rot"})
+    cfg = FeedConfig(carrier="cache", shards=6)
+    sources = feeds.prepare(pin(config, cfg), ["train", "val"], SIDE, cfg, seed=5)
+    assert [sources[split].decoded for split in ("train", "val")] == [269, 29]
+
+
 def test_every_source_comes_equally_often_or_as_the_mix_says(tmp_path: Path, textured: Any) -> None:
     """45 training images of one source, 15 of another, 1 of it without a label; validation is
     seen as it is.

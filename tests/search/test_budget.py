@@ -250,6 +250,27 @@ def test_the_choice_of_an_ensemble_is_a_part_of_the_ending_until_it_begins() -> 
         pass
 
 
+def test_what_comes_after_search_limits_is_still_interrupted() -> None:
+    """Models were measured under an alarm of their own, which ended the search's."""
+    made = Ledger(2.4)
+    with pytest.raises(TooShort), made.reading():
+        with made.reading(phase="limits"):
+            pass
+        threading.Event().wait(5)
+
+
+def test_an_alarm_never_takes_a_model_that_is_there() -> None:
+    """Trials look at the clock; what follows an answer has an alarm of its own."""
+    made, _clock = ledger(600)
+    with made.reading():
+        with made.reading():
+            pass
+        made.trials_begin()
+        assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    with made.reading(), made.reading(is_answered=True, least_s=60):
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 50
+
+
 def test_after_a_refit_the_speed_is_still_the_trials() -> None:
     """A trial of 128 px: what is to be predicted at 224 px takes three times as long."""
     metrics = {"images_per_s": 100.0, "step_s": 0.3, "forward_s": 0.1}

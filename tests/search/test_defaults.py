@@ -11,6 +11,7 @@ import pytest
 from raypipe.config import load, replace, validate
 from raypipe.job import Job
 from raypipe.models.tasks import Kind
+from raypipe.search.schedulers import pbt
 from raypipe.search.searchers import tune_searchers
 from raypipe.search.searchers.tune_searchers import plan
 from raypipe.search.settings import SearchConfig
@@ -259,6 +260,29 @@ def test_after_a_first_answer_trials_fine_tune_unless_somebody_wants_frozen_ones
     # A solver refuses to fine-tune: the default space was refused with it.
     solved = job(search=good, train={"solver": "closed"})
     assert all("model.mode" not in trial for trial in trials(solved, 2000, gpu=False))
+
+
+@pytest.mark.parametrize("scheduler", ["pbt", "pb2"])
+@pytest.mark.parametrize("mode", ["frozen", "finetune"])
+def test_a_population_draws_what_can_change_while_a_trial_trains(scheduler: str, mode: str) -> None:
+    """It was refused for fields that nobody had set."""
+    model = {} if mode == "frozen" else {"mode": mode}
+    of = job(search={"scheduler": scheduler}, model=model)
+    search = with_space(of, 2000, gpu=False)
+    parsed = parse.parse(search.space or {}, of.training)
+    pbt.check(search, parsed)
+    names = {field.name for field in parsed.fields}
+    assert {"train.lr", "train.weight_decay"} <= names
+    assert ("augment.crop_area" in names) == (mode == "finetune")
+    assert ("train.batch_size" in names) == (scheduler == "pbt"), "pb2 draws ranges alone"
+    # The rate of the job's own mode, and first trials of it.
+    lr = "loguniform(3e-4, 3e-2)" if mode == "frozen" else "loguniform(1e-4, 5e-3)"
+    assert search.space is not None and search.space["train.lr"] == lr
+    first = plan(of.training, search, parsed, [])[0]
+    assert {"train.lr", "train.weight_decay"} <= set(first)
+    # What the user sets is not drawn.
+    fixed = job(search={"scheduler": scheduler}, model=model, train={"lr": 0.01})
+    assert "train.lr" not in (with_space(fixed, 2000, gpu=False).space or {})
 
 
 def test_a_budget_without_samples_is_for_trials_until_it_is_over() -> None:

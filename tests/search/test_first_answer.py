@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from raypipe.config import replace
+from raypipe.config import replace, validate
 from raypipe.errors import ConfigError
 from raypipe.feed import features as feeding
 from raypipe.feed.dataset import pin
@@ -20,7 +20,8 @@ from raypipe.job import Job
 from raypipe.models.heads import KernelHead
 from raypipe.search import first_answer, opening, page, trial_files, variants
 from raypipe.search.first_answer import FirstAnswer
-from raypipe.search.leaderboard import FIRST
+from raypipe.search.leaderboard import FIRST, Trial
+from raypipe.search.ledger import Ledger
 from raypipe.search.limits import Variant
 from raypipe.search.result import SearchResult
 from raypipe.search.trials.standing import Reached
@@ -238,6 +239,32 @@ def test_a_head_that_fails_costs_only_itself(
     assert sorted(by_name) == [f"{FIRST}-{i}" for i in (2, 3)]
     assert by_name[f"{FIRST}-2"].checkpoint is None and np.isnan(by_name[f"{FIRST}-2"].metric)
     assert by_name[f"{FIRST}-3"].checkpoint and np.isfinite(by_name[f"{FIRST}-3"].metric)
+
+
+def test_a_head_without_weights_leads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The terminal said "best so far val_accuracy nan", and counted it as a trial that began."""
+    history = ({"val_accuracy": 0.8, "val_loss": 1.0},)
+    lost = Trial(f"{FIRST}-1", {}, math.nan, 1, False, history, None, FITTED)
+    good = Trial(f"{FIRST}-2", {}, 0.8, 1, False, history, "somewhere", FITTED)
+    # One that was fitted at once has no further epochs.
+    assert good.whole(20) == 1 and Trial("trial-1", {}, 0.8, 1, True, history, "x").whole(20) == 20
+
+    def make(job: Any, pinned: Any, folder: Path, seconds: float, told: Any, *more: Any) -> None:
+        told(lost)
+        told(good)
+
+    monkeypatch.setattr(first_answer, "make", lambda *given, **more: make(*given))
+    job = validate(Job, {"table": {"uri": "unused"}, "search": {"first_answer": True}})
+    heard: list[list[str]] = []
+
+    def progress(done: int, total: int, standings: Any) -> None:
+        heard.append([one.name for one in standings])
+
+    args = (job.training, job.search, None, tmp_path, progress, 16, Ledger())
+    opening.answer(*args)  # type: ignore[arg-type]
+    assert heard == [[good.name]]
 
 
 def test_what_a_first_answer_took_before_a_kill_counts(

@@ -6,21 +6,23 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-from raypipe.models.tasks import Task
+from raypipe.models.tasks import Kind, Task
 from raypipe.search import greedy
 from raypipe.search.greedy import (
     Aim,
     Bar,
-    Judge,
-    Quality,
     _gain_on_others,
+    _halves,
     _Models,
+    _standard_error,
     by_loss,
     by_metric,
     choose,
-    judge_by,
 )
+from raypipe.search.quality import judge_by
+from raypipe.train.objective import METRICS, judge
 
 CLASSES = Task("single_label", ("a", "b", "c"))
 ACCURACY = judge_by(CLASSES, "val_accuracy", "max")
@@ -125,11 +127,11 @@ def test_of_many_images_a_part_chooses_and_all_say_what_it_is(
     monkeypatch.setattr(greedy, "MOST_SCORES", 300)
     seen = []
 
-    def judged(scores_NC: np.ndarray, labels_N: np.ndarray) -> Quality:
+    def judged(scores_NC: np.ndarray, labels_N: np.ndarray) -> float:
         seen.append(len(labels_N))
-        return ACCURACY(scores_NC, labels_N)
+        return ACCURACY.metric(scores_NC, labels_N)
 
-    found = choose(scores, labels_N, judged)
+    found = choose(scores, labels_N, replace(ACCURACY, metric=judged))
     assert found is not None and len(found.members) > 2
     assert found.quality == ACCURACY(mean(scores, found.weights_K), labels_N)
     # 100 images and their halves chose. All of them: each model, its error's halves, the result.
@@ -174,6 +176,16 @@ def test_members_together_stay_within_the_limit() -> None:
     assert choose(scores, labels_N, ACCURACY, latency, 0.5) is None
 
 
+def test_models_of_one_network_run_it_once() -> None:
+    """Heads of one backbone: no two of them were within a limit that all of them keep."""
+    scores, labels_N = models(4, noise=1.0)
+    latency, shared = [3.0] * 4, ["lite0", "lite0", "lite0", ""]
+    alone = choose(scores, labels_N, ACCURACY, latency, 4.0)
+    assert alone is not None and len(alone.members) == 1
+    found = choose(scores, labels_N, ACCURACY, latency, 4.0, networks_K=shared)
+    assert found is not None and len(found.members) > 1 and 3 not in found.members
+
+
 @pytest.mark.parametrize(
     ("task", "metric", "mode"),
     [
@@ -188,7 +200,79 @@ def test_numbers_and_tags(task: Task, metric: str, mode: str) -> None:
     truth = rng.random((200, len(task.classes))).astype(np.float32)
     labels = (truth > 0.5).astype(np.float32) if task.kind == "multi_label" else truth
     scores = [np.clip(truth + 0.3 * rng.normal(size=truth.shape), 0.01, 0.99) for _ in range(4)]
-    quality: Judge = judge_by(task, metric, mode)  # type: ignore[arg-type]
+    quality = judge_by(task, metric, mode)  # type: ignore[arg-type]
     found = choose(scores, labels, quality)
     assert found is not None and len(found.members) > 1
     assert found.quality > max(quality(one, labels) for one in scores)
+
+
+KINDS = [(kind, metric) for kind, metrics in METRICS.items() for metric in metrics[1:]]
+
+
+@pytest.mark.parametrize(("kind", "metric"), KINDS)
+def test_metrics_are_those_of_validation(kind: Kind, metric: str) -> None:
+    """They are counted here once more, because thousands of means are judged."""
+    rng = np.random.default_rng(2)
+    classes = ("a", "b", "c", "d") if "label" in kind else ("value",)
+    scores_NC = rng.random((50, len(classes))).astype(np.float32)
+    labels = rng.random(scores_NC.shape).astype(np.float32)
+    if kind == "single_label":
+        labels = rng.integers(0, 3, 50)  # of the last class there is no image
+    elif kind == "multi_label":
+        labels = np.float32(labels > 0.7) * np.float32([1, 1, 1, 0])
+    task = Task(kind, classes)
+    told = judge(task, torch.from_numpy(scores_NC), torch.from_numpy(labels))[metric]
+    assert judge_by(task, metric, "max").metric(scores_NC, labels) == pytest.approx(told)
+    assert judge_by(task, metric, "min").metric(scores_NC, labels) == pytest.approx(-told)
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric"),
+    [
+        ("regression", "val_r2"),
+        ("probability", "val_r2"),
+        ("single_label", "val_balanced_accuracy"),
+        ("multi_label", "val_f1"),
+    ],
+)
+def test_a_half_of_one_label_says_nothing(kind: Kind, metric: str) -> None:
+    """Its R2 counted as 0, and a model with .9 on the other half had a standard error of .4."""
+    images = 40
+    labels = np.zeros((images, 1), np.float32)
+    labels[0] = 1
+    scores_NC = np.clip(labels + 0.1, 0, 1)
+    if kind == "single_label":
+        labels, scores_NC = labels[:, 0].astype(int), np.hstack([1 - scores_NC, scores_NC])
+    task = Task(kind, ("a", "b")[: scores_NC.shape[1]])
+    judge_ = judge_by(task, metric, "max")
+    models = _Models([scores_NC] * 2, labels, judge_, np.zeros(2), np.inf, 2)
+    # One image of its own label: the half without it says nothing, however it is drawn.
+    assert not list(_halves(models, 0))
+    assert _standard_error(models, 0, 0) == 0 and _gain_on_others(models, by_loss, 0) == 0
+    labels[images // 2 :] = 1
+    told_apart = list(_halves(replace(models, labels_N=labels), 0))
+    assert len(told_apart) == 2 * greedy.HALVES
+    # All labels alike: no metric says that an ensemble is better, and the loss alone is no reason.
+    found = choose([scores_NC, scores_NC * 0.9], np.zeros_like(labels), judge_)
+    assert found is not None and len(found.members) == 1 and np.isfinite(found.quality).all()
+
+
+def test_an_accuracy_counts_image_by_image_so_any_half_says_something() -> None:
+    scores, labels_N = models(3, noise=1.0)
+    alike = _Models(scores, np.zeros_like(labels_N), ACCURACY, np.zeros(3), np.inf, 3)
+    assert len(list(_halves(alike, 0))) == 2 * greedy.HALVES
+
+
+def test_a_caller_without_time_gets_a_choice_of_fewer_halves_and_bags() -> None:
+    scores, labels_N = models(6, noise=1.0)
+    asked = []
+
+    def is_late() -> bool:
+        asked.append(None)
+        return True
+
+    found = choose(scores, labels_N, ACCURACY, is_late=is_late)
+    whole = choose(scores, labels_N, ACCURACY)
+    assert found is not None and whole is not None and len(found.members) > 1
+    # One half by each aim, and one bag.
+    assert len(asked) == 3 and found.bar.is_passed(found.quality)

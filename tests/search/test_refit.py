@@ -300,6 +300,7 @@ def test_what_the_job_refuses_is_said_before_the_search(searches: Searches, tmp_
         ("feed.test", "val"),
         ("model.task", "regression"),
         ("train.result", "best"),
+        ("train.stopping.metric", "val_loss"),
         ("table.uri", "elsewhere"),
         ("run.dir", "elsewhere"),
         ("registry.model", "another"),
@@ -326,6 +327,27 @@ def test_a_refit_is_of_the_version_that_was_searched_on(monkeypatch: pytest.Monk
     wanted = job.search.refit or {}
     assert refit.job_of(job.training, wanted, searched).table.version == 4
     refit.check(replace(job.training, {"table.version": 4}), job.search)
+
+
+def test_options_of_a_network_give_it_another_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dotted they are names of their own, and the trial's weights were loaded into another net."""
+    monkeypatch.setattr(refit, "_require_usable", lambda result: None)
+    model = {"name": "timm:resnet18", "mode": "finetune"}
+    options = {"model.options": {"drop_path_rate": 0.2}}
+    job = validate(Job, {"table": {"uri": "unused"}, "model": model, "search": {"refit": options}})
+    best = SimpleNamespace(version=SimpleNamespace(version=4), checkpoint="a trial's")
+    searched: Any = SimpleNamespace(job=job.training, best=best, trials=[])
+    again = refit.job_of(job.training, job.search.refit or {}, searched)
+    assert again.train.start_from is None and again.model.options == {"drop_path_rate": 0.2}
+
+
+def test_a_side_of_null_is_the_backbones_own() -> None:
+    """Within a budget it was the trial's."""
+    tree = {"table": {"uri": "unused"}, "model": {"mode": "finetune", "side_px": 96}}
+    job = validate(Job, tree).training
+    assert refit.side_of(job, {}) == 96
+    assert refit.side_of(job, {"model.side_px": None}) == 224
+    assert refit.side_of(job, {"model.side_px": 128}) == 128
 
 
 def test_a_refit_of_a_split_that_is_not_there_is_refused_before_the_search(

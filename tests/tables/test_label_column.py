@@ -77,5 +77,6 @@ def test_what_ingest_quarantines_is_refused_by_name(
 ) -> None:
     table = ImageTable(str(write(tmp_path / "t", held, [label])))
     column = scan.rows(table, table.pin(), ["label"])["label"]
-    with pytest.raises(DataError, match=r"A label in column 'label' is none: .*table\.where"):
+    says = rf"Column 'label' has a value that is no label of model\.task={kind}: .*table\.where"
+    with pytest.raises(DataError, match=says):
         label_column.read(column, kind, "label")

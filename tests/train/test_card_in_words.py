@@ -28,16 +28,14 @@ def test_the_epoch_of_the_weights_is_named_where_it_is_not_the_last() -> None:
     assert told(10, 7, averaged=3) == "10 (best trial); mean of the weights of 3 trials"
 
 
-def test_images_that_others_stand_for_are_counted_on_the_card() -> None:
+def test_images_that_cannot_be_read_are_counted_on_the_card() -> None:
     """Half of the test images were broken, and the card said "Images: 24"."""
 
-    def said(samples: list[int]) -> str:
+    def said(images: int, broken: int = 0) -> str:
         pinned: Any = SimpleNamespace(counts={"test": 6})
-        unseen: Any = SimpleNamespace(
-            labels_N=np.zeros(len(samples)), split="test", samples_N=np.array(samples)
-        )
+        unseen: Any = SimpleNamespace(labels_N=np.zeros(images), split="test", broken=broken)
         return _sample(pinned, unseen)
 
-    assert said([0, 1, 2, 3, 4, 5]) == ""
-    assert said([0, 1, 1, 3, 3, 3]).startswith("3 of them cannot be read")
-    assert said([0, 1, 1]).startswith("Of 3 of its 6 images, drawn evenly. 1 of them cannot")
+    assert said(6) == ""
+    assert said(3, 3).startswith("3 of them cannot be read")
+    assert said(2, 1).startswith("Of 3 of its 6 images, drawn evenly. 1 of them cannot")

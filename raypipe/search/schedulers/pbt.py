@@ -95,7 +95,7 @@ def _check_space(scheduler: str, space: Space) -> None:
             f"search.scheduler={scheduler} changes values while a trial trains",
             got=", ".join(fixed),
             rule=f"It can change {mutable} and augment.*",
-            fix="Search the others with search.scheduler=asha first",
+            fix="Take them out of search.space, or search them with search.scheduler=asha first",
         )
     conditional = [field.name for field in space.fields if field.conditional]
     if conditional:

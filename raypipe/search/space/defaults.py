@@ -12,6 +12,8 @@ blocks. A field that depends on another one is drawn only with it.
 - With search.first_answer all trials fine-tune, if they may: its heads on frozen features are
   fitted at once, and better than those that trials would train step by step. Unless search.start or
   search.starts has a trial on frozen features.
+- A population (search.scheduler=pbt or pb2) changes values while its trials train. It draws what
+  can change then, under the job's own backbone, mode and resolution; pb2 draws ranges alone.
 - Without a GPU, fine-tuning is light: 96 or 128 px, the lower blocks frozen. It is left out if a
   trial's epochs would see more than MOST_PASSES images, which takes about ten minutes at the 50 to
   100 images/s of two cores. With search.budget_s it is left out if a trial's first rung would take
@@ -32,7 +34,9 @@ from collections.abc import Mapping
 from raypipe.search.presets import MANY
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import portfolio
-from raypipe.train.job import TrainJob
+from raypipe.search.space.samplers import read
+from raypipe.search.space.space import Field, Space
+from raypipe.train.job import MUTABLE, TrainJob
 
 MOST_PASSES = 50_000  # images in a trial's epochs, on CPUs
 READING = 0.2  # of a budget, for features, and as much for decoded images
@@ -193,7 +197,23 @@ def space(job: TrainJob, images: int, gpu: bool, cfg: SearchConfig | None = None
     if may_finetune:
         drawn |= _pixels(gpu)
     searched = {name: text for name, text in drawn.items() if name not in given}
+    if cfg.populated:
+        searched = _of_population(searched, job, cfg.scheduler)
     return searched or RATE
+
+
+def _of_population(drawn: Mapping[str, str], job: TrainJob, scheduler: str) -> dict[str, str]:
+    """What can change while a trial trains, drawn as the job's other settings have it."""
+    value_of = Space((), job).known({})
+    found = {}
+    for name, text in drawn.items():
+        field = Field(name, read(name, text))
+        if name not in MUTABLE or any(other in MUTABLE for other in field.needs):
+            continue
+        branch = field.branch(value_of)
+        if branch is not None and (scheduler == "pbt" or branch.sampler.finite is None):
+            found[name] = branch.text
+    return found
 
 
 def _starts_frozen(cfg: SearchConfig) -> bool:

@@ -169,6 +169,9 @@ class Branch:
     condition: Condition | None
     """None: always true."""
 
+    text: str
+    """The sampler as it was written, without its condition."""
+
 
 def read(field: str, text: str) -> tuple[Branch, ...]:
     """The branches of a field, in their order. Raises ConfigError if `text` is not a sampler."""
@@ -188,7 +191,7 @@ def read(field: str, text: str) -> tuple[Branch, ...]:
         read_condition = Condition.read(field, condition) if condition else None
         key = f"{field}#{len(branches) + 1}" if branches else field
         sampler = _sampler(field, kind, arguments, text)
-        branches.append(Branch(key, sampler, read_condition))
+        branches.append(Branch(key, sampler, read_condition, f"{kind}({arguments})"))
     return tuple(branches)
 
 

@@ -96,7 +96,7 @@ def opened(run: RunConfig, cfg: WebhookConfig) -> Webhook:
     if not is_address:
         # What was meant as an address may be a secret.
         raise ConfigError(
-            "The address of a webhook is none",
+            "A webhook has no usable address",
             got=cfg.url if cfg.url.startswith("env:") else None,
             rule="It is https://HOST/PATH",
             fix="Set watch.sinks' url",

@@ -12,6 +12,7 @@ from raypipe.config import validate
 from raypipe.costs import estimate
 from raypipe.costs.estimate import Part
 from raypipe.feed.dataset import Pinned, pin
+from raypipe.registry import of_task
 from raypipe.search import feasible, first_answer, variants
 from raypipe.search.schedulers.halving import rungs
 from raypipe.search.searchers import tune_searchers
@@ -207,6 +208,8 @@ def retrain(at: At) -> Planned:
 
     # A challenger starts from the champion's settings, not from the job's.
     package = champion(job)
+    name = job.registry.model or job.run.name
+    of_task.require_same("The challenger", job.model.task, f"of {name}", package.task.kind)
     theirs = validate(TrainJob, package.info["config"])
     labelled = labels.labelled_by_source(job.training, pinned)
     version = pinned.version.version
