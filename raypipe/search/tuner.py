@@ -58,7 +58,7 @@ from raypipe.search.settings import SearchConfig
 from raypipe.search.space import defaults
 from raypipe.search.space import parse as spaces
 from raypipe.search.space.space import Space
-from raypipe.search.trials import saved_state, tune_patches
+from raypipe.search.trials import interrupts, saved_state, tune_patches
 from raypipe.search.trials.monitor import Listener, Monitor
 from raypipe.search.trials.trial import data_key, folder_name
 from raypipe.search.trials.trial_data import decoded_images, prepare_data
@@ -509,6 +509,7 @@ def _run(
         tune_patches.applied(multi_worker),
         saved_state.kept_whole(keeping.saved),
         tune_run.failures_in_a_line(),
+        interrupts.heeded(),
     ):
         results = tuner.fit()
     first = strategy.first.trials
