@@ -41,6 +41,7 @@ from raypipe.search import (
     opening,
     refit,
     soup,
+    starts,
     together,
     tune_run,
     variants,
@@ -104,8 +105,7 @@ def check(
     # The space. It is parsed against the whole job, so it comes after the default.
     gpu = wants_gpu(job.train, resources)
     counts = pinned.counts if pinned is not None else {}
-    for where, start in _own_starts(cfg):
-        spaces.check_start(where, start, job)
+    cfg = starts.checked(cfg, job)
     job = defaults.within_budget(job, cfg, counts, gpu)
     cfg = defaults.with_default_space(job, cfg, counts, gpu)
     space = spaces.parse(cfg.space or {}, job)
@@ -131,14 +131,6 @@ def check(
     check_start(job)
     plan_resources(job, cfg, resources, cfg.samples * len(space.cells))
     return cfg, space
-
-
-def _own_starts(cfg: SearchConfig) -> list[tuple[str, dict[str, Any]]]:
-    """The starts that somebody has set, each with its name."""
-    starts = [("search.start", cfg.start or {})]
-    for number, start in enumerate(cfg.starts or ()):
-        starts.append((f"search.starts.{number}", start))
-    return starts
 
 
 def one_worker(job: TrainJob) -> TrainJob:
@@ -168,11 +160,8 @@ def search(
     """
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
     job = one_worker(job)
-    own_starts = _own_starts(cfg)
+    own_starts = starts.of(cfg)
     cfg, space = check(job, cfg, rows)
-    for where, start in own_starts:
-        for value in spaces.left_out(start, space):
-            log.warning("%s: no trial of this space has %s, so it is left out", where, value)
     job = space.job
     # Trials share what is found: one batch size and learning rate for all, unless they draw them.
     share = gpu_share(job, cfg)
@@ -192,6 +181,8 @@ def search(
         with ledger.owned(folder), ledger.reading(phase="limits"):
             space = variants.limited(space, asked, rows, folder, heads)
         ledger.lap("limits")
+    for line in starts.unused(cfg, space, own_starts):
+        log.warning("%s", line)
     if not (folder / "result.json").exists():
         with ledger.owned(folder):
             # Another process may have finished the search while this one waited.
