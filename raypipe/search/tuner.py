@@ -30,7 +30,7 @@ from ray import tune
 
 from raypipe.cluster.recorder import recorded
 from raypipe.cluster.usage import FILE as USAGE
-from raypipe.config import key_of, replace, save
+from raypipe.config import dump, key_of, replace, save
 from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.models.zoo import ModelConfig
@@ -38,6 +38,7 @@ from raypipe.search import (
     first_answer,
     kept,
     leaderboard,
+    left,
     opening,
     refit,
     soup,
@@ -65,6 +66,7 @@ from raypipe.search.trials.trial import data_key, folder_name
 from raypipe.search.trials.trial_data import decoded_images, prepare_data
 from raypipe.search.trials.trial_resources import gpu_share, plan_resources
 from raypipe.search.warm_start import earlier
+from raypipe.tables.table import TableVersion
 from raypipe.train import checkpoint
 from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob
@@ -170,10 +172,18 @@ def search(
 
     ledger = ledger or Ledger(cfg.budget_s)
     ledger.refits, ledger.refit_share = cfg.refit is not None, cfg.refit_share
-    key = key_of(job.training_key(rows.version), _in_key(cfg))
+    in_key = _in_key(cfg)
+
+    def key_at(version: TableVersion) -> str:
+        return key_of(job.training_key(version), in_key)
+
+    key = key_at(rows.version)
     # A refit comes after the search and does not change it.
     asked, cfg = cfg, cfg.model_copy(update={"refit": None})
     folder = job.run.path / "search" / key
+    begins = not folder.exists()
+    if begins and (said := left.unfinished(folder, dump(job, search=cfg), key_at, rows.version)):
+        log.warning("%s", said)
     started = time.perf_counter()
     if cfg.limits.of_models:
         # Of a finished search as well: another refit may break a limit.
