@@ -155,7 +155,7 @@ def said_of(
     candidates: Sequence[Candidate],
     pinned: Pinned,
     data: Mapping[str, Data],
-    is_late: Callable[[], bool],
+    is_late: Callable[[], bool] = lambda: False,
 ) -> Said:
     """Those whose weights can be read and are finite, and what they say."""
     said = Said([], [], np.zeros(0))

@@ -55,7 +55,7 @@ from raypipe.search.schedulers import mutations, pbt
 from raypipe.search.schedulers.thaw_scheduler import freeze_thaw
 from raypipe.search.schedulers.tune_schedulers import drawn_ahead, scheduler
 from raypipe.search.searchers import optuna_search
-from raypipe.search.searchers.tune_searchers import candidates, plan, searcher
+from raypipe.search.searchers.tune_searchers import annealed_in, candidates, plan, searcher
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import defaults
 from raypipe.search.space import parse as spaces
@@ -243,6 +243,10 @@ def _search_into(
     # planned trials depend on the seed.
     hints = earlier(job, space, folder) if cfg.warm_start else []
     planned = [] if space.all_barred else plan(job, cfg, space, hints)
+    if defaults.trains_by_clock(job, cfg):
+        # Each has all of the time: so many run side by side.
+        concurrent = plan_resources(job, cfg, ray.cluster_resources(), len(planned)).concurrent
+        planned = planned[:concurrent]
     total = len(planned)
     first = opening.answer(job, cfg, pinned, folder, progress, total, ledger)
     # Every array that a trial may need is in the object store before the first one starts.
@@ -274,6 +278,8 @@ def _search_into(
         end_with_it(f"{OF_BUDGET}{ledger.budget_s:g} s left no time for trials")
         return
     data = first.data | read
+    if defaults.trains_by_clock(job, cfg):
+        planned = annealed_in(planned, ledger.left_for_trials_s(total))
 
     # Who chooses the values, and who ends trials early.
     make_searcher = partial(searcher, job, cfg, space, planned, hints, folder)

@@ -85,6 +85,20 @@ def test_where_no_time_is_left_the_best_trial_is_the_answer(
     assert "No refit" in ledger.notes[0] and "s are left" in ledger.notes[0]
 
 
+@pytest.mark.usefixtures("ray_session")
+def test_trials_by_the_clock_are_as_many_as_run_side_by_side(
+    cells: TableConfig, searches: Searches, tmp_path: Path
+) -> None:
+    whole = {"train.anneal_s": BUDGET, "search.scheduler": "none", "search.refit": None}
+    job = searches(tmp_path, **ASKED | whole, **{"table.uri": cells.uri, "search.concurrent": 3})
+    result, version, _ = searched(job, later=0.0)
+    assert len(result.trials) == 3 and result.stopped is None and str(version).endswith("/1")
+    # Each was to end with the time that trials had, and says so where it is trained again.
+    given = [trial.changes["train.anneal_s"] for trial in result.trials]
+    assert 0.8 * BUDGET < given[0] < 0.95 * BUDGET and given == [given[0]] * 3
+    assert result.job.train.anneal_s == given[0]
+
+
 FIRST_ONLY = {
     "search.budget_s": BUDGET,
     "search.first_answer": True,

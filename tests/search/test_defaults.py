@@ -11,6 +11,7 @@ import pytest
 from raypipe.config import load, replace, validate
 from raypipe.job import Job
 from raypipe.models.tasks import Kind
+from raypipe.search.searchers import tune_searchers
 from raypipe.search.searchers.tune_searchers import plan
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import defaults, parse, portfolio
@@ -187,7 +188,7 @@ def test_a_budget_decides_whether_trials_fine_tune_and_for_how_many_epochs() -> 
         return shortened.train.epochs if may else None
 
     assert epochs(2000, {}) == 20 and epochs(2600, {}) is None
-    assert epochs(2600, {"preset": "fast"}) is None
+    assert epochs(2600, {"preset": "fast", "first_answer": False}) is None
     assert epochs(2600, {"preset": "good"}) == 4
     assert epochs(2600, {"preset": "best"}) == 7
     assert epochs(300, {"preset": "best"}) == 20, "never more than the job has"
@@ -200,6 +201,49 @@ def test_a_budget_decides_whether_trials_fine_tune_and_for_how_many_epochs() -> 
     assert of_heads.train.epochs == 20
     scratch = {"name": "small_cnn", "pretrained": False, "mode": "finetune"}
     assert epochs(2600, {"preset": "good"}, model=scratch) == 20, "its rate is another one"
+
+
+def test_where_rungs_take_too_long_a_few_trials_train_by_the_clock() -> None:
+    """Heads exist then: some fine-tuned networks are worth more than hundreds of other heads."""
+
+    def clocked(images: int, search: dict[str, Any], **more: Any) -> tuple[Any, ...] | None:
+        """(their side, scheduler, epochs), and the first starts; None: no trial does."""
+        of = job(search={"preset": "fast"} | search, **more)
+        counts = {"train": images}
+        training = defaults.within_budget(of.training, of.search, counts, gpu=False)
+        cfg = defaults.with_default_space(training, of.search, counts, gpu=False)
+        if not defaults.trains_by_clock(training, cfg):
+            assert training.train.anneal_s is None and cfg.scheduler == of.search.scheduler
+            return None
+        first = plan(training, cfg, parse.parse(cfg.space or {}, training), [])[:2]
+        assert [one["train.lr"] for one in first] == [0.001, 0.0015]
+        assert {one["model.mode"] for one in first} == {"finetune"}
+        (side,) = {one.get("model.side_px", training.model.side_px) for one in first}
+        assert training.train.anneal_s == of.search.budget_s
+        return side, cfg.scheduler, training.train.epochs
+
+    assert clocked(1000, {}) == (128, "none", 20)
+    assert clocked(2600, {}) == (96, "none", 20)
+    assert clocked(1000, {}, model={"side_px": 160}) == (160, "none", 20)
+    # Rungs fit, or not even one training does.
+    assert clocked(700, {}) is None and clocked(5000, {}) is None
+    # Without heads trials have to be some; a refit is the longer training.
+    assert clocked(2600, {"first_answer": False}) is None
+    assert clocked(1000, {"refit": {}}) is None and clocked(2600, {"preset": "good"}) is None
+    # What somebody has said about the trials counts.
+    for own in ({"scheduler": "asha"}, {"samples": 30}, {"start": {"model.mode": "frozen"}}):
+        assert clocked(2600, own) is None, own
+    assert clocked(2600, {}, train={"epochs": 5}) is None
+    assert clocked(2600, {}, model={"mode": "frozen"}) is None
+
+
+def test_trials_by_the_clock_have_what_is_left_for_trials() -> None:
+    trials = tune_searchers.annealed_in([{"train.lr": 0.1}, {"train.lr": 0.2}], 83.219)
+    assert trials == [
+        {"train.lr": 0.1, "train.anneal_s": 83.2},
+        {"train.lr": 0.2, "train.anneal_s": 83.2},
+    ]
+    assert tune_searchers.annealed_in([{}], -4.0) == [{"train.anneal_s": 1.0}]
 
 
 def test_after_a_first_answer_trials_fine_tune_unless_somebody_wants_frozen_ones() -> None:

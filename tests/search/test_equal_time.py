@@ -138,12 +138,14 @@ def test_a_line_with_other_settings_does_not_count(
     made.append(measured("asha", 0.5, {"test": True}))
     made.append(measured("optuna", None, equal_time.config_of("optuna", 60.0, test=False)))
     ledger.file.write_text("".join(json.dumps(one) + "\n" for one in made))
-    told = equal_time.report(ledger, ["first", "random"])
+    told = equal_time.report(ledger, ["first", "random"], [1])
     assert (told["cells"], told["of_other_settings"]) == (2, 2)
+    others = equal_time.report(ledger, ["first", "random"])
+    assert (others["cells"], others["of_other_seeds"]) == (0, 2)
     # A preset that sets something else makes another comparison of the methods that use it.
     monkeypatch.setitem(PRESETS, "ensemble", {"fast": 6, "good": 5, "best": 5})
     equal_time._hash.cache_clear()
-    assert equal_time.report(ledger, ["first", "random"])["of_other_settings"] == 3
+    assert equal_time.report(ledger, ["first", "random"], [1])["of_other_settings"] == 3
     equal_time._hash.cache_clear()
 
 

@@ -16,6 +16,10 @@ blocks. A field that depends on another one is drawn only with it.
   trial's epochs would see more than MOST_PASSES images, which takes about ten minutes at the 50 to
   100 images/s of two cores. With search.budget_s it is left out if a trial's first rung would take
   more than RUNG of it, and epochs that nobody has set are as many as let TRAININGS trials end.
+- Where a rung would take too long and a first answer has heads, trials may train by the clock: as
+  many as run side by side, each until the search's time is over (trains_by_clock). Heads and a few
+  fine-tuned networks make a better ensemble than heads and hundreds of other heads
+  (benchmarks/results/2026-11-26-fast.md).
 - All arrays are made before the first trial. With search.budget_s there are only as many as two
   cores make in a part of it (READING): features of a lower resolution, fewer resolutions to
   fine-tune at, nothing from scratch.
@@ -25,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from raypipe.search.presets import MANY
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import portfolio
 from raypipe.train.job import TrainJob
@@ -37,6 +42,10 @@ RUNG = 1 / 6  # of a budget
 TRAININGS = 6  # whole ones, in what a budget leaves for trials
 TRIALS = 0.8  # of a budget without a refit: what start and end leave
 FEWEST_EPOCHS = 4
+CLOCKED = 0.6  # of a budget: what the start, a first answer and the end leave for one training
+CLOCKED_EPOCHS = 5  # of all images; without those for testing there is time for more
+# Images/s of one CPU beside others, by side: EfficientNet-Lite0 with three frozen blocks.
+CLOCKED_PER_S = {128: 75.0, 96: 130.0}
 DECODED_PER_S = 400.0  # images of 300 px, to one resolution, on two cores
 FROZEN_SIDES = (160, 128, 96)  # of features, where the backbone's own takes too long
 SCRATCH = "small_cnn"  # the backbone that is trained from scratch
@@ -63,7 +72,11 @@ def with_default_space(
     starts = cfg.starts
     if starts is None:
         starts = tuple(one for one in learned if one is not base)
-    return cfg.model_copy(update={"space": drawn, "start": first, "starts": starts})
+    filled = {"space": drawn, "start": first, "starts": starts}
+    if _clocked_side(job, cfg, sum(counts.values()), gpu) is not None:
+        # They all have the same time, so nobody is compared before it is over.
+        filled["scheduler"] = "none"
+    return cfg.model_copy(update=filled)
 
 
 def within_budget(
@@ -73,9 +86,14 @@ def within_budget(
 
     A trial whose rate has not fallen is worth little, however soon it was ahead. Only on CPUs,
     whose rate is known well enough, and only of epochs that nobody has set. SCRATCH is many times
-    as fast. counts: as above.
+    as fast. Trials that train by the clock have `train.anneal_s` instead: the whole budget, until
+    the search knows what is left of it. counts: as above.
     """
-    if cfg.budget_s is None or gpu or not _finetunes(job, cfg, counts):
+    if cfg.budget_s is None or gpu:
+        return job
+    if _clocked_side(job, cfg, sum(counts.values()), gpu) is not None:
+        return _with_train(job, anneal_s=cfg.budget_s)
+    if not _finetunes(job, cfg, counts):
         return job
     is_set = "epochs" in job.train.model_fields_set or "train.epochs" in (cfg.space or {})
     images = sum(counts.get(split, 0) for split in (job.feed.train, job.feed.val))
@@ -85,9 +103,55 @@ def within_budget(
     if cfg.refit is not None:
         trials_s *= 1 - cfg.refit_share
     fitting = int(trials_s * FINETUNED_PER_S / (TRAININGS * images))
-    epochs = min(job.train.epochs, max(FEWEST_EPOCHS, fitting))
-    # Not config.replace: it would mark every field as set.
-    return job.model_copy(update={"train": job.train.model_copy(update={"epochs": epochs})})
+    return _with_train(job, epochs=min(job.train.epochs, max(FEWEST_EPOCHS, fitting)))
+
+
+def _with_train(job: TrainJob, **fields: float) -> TrainJob:
+    """Not config.replace: it would mark every field as set."""
+    return job.model_copy(update={"train": job.train.model_copy(update=fields)})
+
+
+def trains_by_clock(job: TrainJob, cfg: SearchConfig) -> bool:
+    """Does each trial train until the search's time is over? Then no other one follows it."""
+    is_whole = cfg.budget_s is not None and job.train.anneal_s == cfg.budget_s
+    return is_whole and cfg.scheduler == "none"
+
+
+# What says how trials are to train: where a user has said it, they do not train by the clock.
+_OWN = {
+    "model": {"name", "mode", "frozen_blocks"},
+    "train": {"epochs", "solver"},
+    "search": {"scheduler", "searcher", "space"},
+}
+
+
+def _clocked_side(job: TrainJob, cfg: SearchConfig, images: int, gpu: bool) -> int | None:
+    """The side in px at which trials train by the clock; None: they do not.
+
+    images: of all splits.
+    """
+    if gpu or not cfg.first_answer or cfg.budget_s is None or cfg.refit is not None:
+        return None
+    if _may_finetune(job, images, gpu, cfg) or _is_own(job, cfg):
+        return None
+    sides = CLOCKED_PER_S
+    if "side_px" in job.model.model_fields_set:
+        sides = {job.model.pixels: CLOCKED_PER_S[128] * (128 / job.model.pixels) ** 2}
+    for side_px, images_per_s in sides.items():
+        if CLOCKED_EPOCHS * images <= CLOCKED * cfg.budget_s * images_per_s:
+            return side_px
+    return None
+
+
+def _is_own(job: TrainJob, cfg: SearchConfig) -> bool:
+    """Has somebody said how trials are to train?"""
+    sections = {"model": job.model, "train": job.train, "search": cfg}
+    if any(section.model_fields_set & _OWN[name] for name, section in sections.items()):
+        return True
+    # within_budget sets anneal_s itself.
+    if job.train.anneal_s not in (None, cfg.budget_s) or job.train.workers not in (1, "auto"):
+        return True
+    return cfg.samples < MANY or _starts_frozen(cfg) or not job.model.pretrained
 
 
 def _finetunes(job: TrainJob, cfg: SearchConfig, counts: Mapping[str, int]) -> bool:
@@ -120,8 +184,10 @@ def space(job: TrainJob, images: int, gpu: bool, cfg: SearchConfig | None = None
     cfg = cfg or SearchConfig()
     given = _given(job)
     # Fine-tuning on CPUs takes too long for large tables, unless the user asks for it.
-    may_finetune = _may_finetune(job, images, gpu, cfg)
-    drawn = _backbone(job, images, gpu, given, may_finetune, cfg.budget_s) | _training(job, images)
+    clocked = _clocked_side(job, cfg, images, gpu)
+    may_finetune = clocked is not None or _may_finetune(job, images, gpu, cfg)
+    backbone = _backbone(job, images, gpu, given, may_finetune, cfg.budget_s, clocked)
+    drawn = backbone | _training(job, images)
     if may_finetune and cfg.first_answer and not _starts_frozen(cfg):
         drawn["model.mode"] = "choice(finetune)"
     if may_finetune:
@@ -152,16 +218,19 @@ def _backbone(
     given: set[str],
     may_finetune: bool,
     budget_s: float | None = None,
+    clocked: int | None = None,
 ) -> dict[str, str]:
     """Which backbone, how it is transferred, and at which resolution.
 
-    Fields in `given` are removed by the caller.
+    Fields in `given` are removed by the caller. clocked: the side of trials that train by the
+    clock.
     """
     drawn = {}
     read_s = None if budget_s is None or gpu else READING * budget_s
     # So many resolutions can be decoded in time.
     fitting = 4 if read_s is None else int(read_s * DECODED_PER_S / max(1, images))
     scratch = may_finetune and fitting >= 4 and _from_scratch_too(job, given)
+    scratch = scratch and clocked is None
     if may_finetune:
         drawn["model.mode"] = "choice(frozen, finetune)"
     if scratch:
@@ -178,6 +247,7 @@ def _backbone(
         sides: dict[str, tuple[int, ...]] = {pretrained: (160, 224)}
     else:
         finetuned = (96, 128) if fitting >= 2 else (96,)
+        finetuned = (clocked,) if clocked is not None else finetuned
         sides = {_all_of(_FINETUNE, pretrained): finetuned}
     if scratch or read_s is None:
         sides[f"model.name == '{SCRATCH}'"] = (32, 64)

@@ -16,6 +16,7 @@ from raypipe.search import first_answer, tuner, variants
 from raypipe.search.schedulers.halving import rungs
 from raypipe.search.searchers import tune_searchers
 from raypipe.search.settings import SearchConfig
+from raypipe.search.space import defaults
 from raypipe.search.space.space import Space
 from raypipe.search.trials.trial import data_key
 from raypipe.search.trials.trial_resources import plan_resources
@@ -49,8 +50,9 @@ def _search(
     given = tuner.one_worker(given)
     job, counts, pinned = training_job(given)
     cfg, space = tuner.check(given, cfg, pinned, at.resources)
-    # A budget may have room for fewer epochs.
-    train = job.train.model_copy(update={"epochs": space.job.train.epochs})
+    # A budget may have room for fewer epochs, or trials train by the clock.
+    own = space.job.train
+    train = job.train.model_copy(update={"epochs": own.epochs, "anneal_s": own.anneal_s})
     job = job.model_copy(update={"train": train})
     space, limited = _within_limits(space.of(job), cfg, pinned)
     if space.all_barred:
@@ -58,6 +60,10 @@ def _search(
     planned = tune_searchers.plan(job, cfg, space, [])
     total = len(planned)
     resources = plan_resources(job, cfg, at.resources, total)
+    is_clocked = defaults.trains_by_clock(job, cfg)
+    if is_clocked:
+        planned = planned[: resources.concurrent]
+        total = len(planned)
     # Tune starts no more trials than there are CPUs and GPUs for, whatever a search asks for.
     room = min(at.resources.get(kind, 0) / amount for kind, amount in resources.trial.items())
     at_once = max(1, min(resources.concurrent, total, int(room)))
@@ -106,6 +112,8 @@ def _search(
     models = [kind[0].model for kind in kinds.values()]
     facts["model"] = "; ".join(f"{m.name}, {m.mode}, {m.pixels} px" for m in models)
     many = f"{total}" if cfg.budget_s is None else f"as many as there is time for, {total} at most"
+    if is_clocked:
+        many = f"{total}, each as long as there is time for"
     facts["trials"] = f"{many}, {at_once} at a time, {cfg.searcher} and {cfg.scheduler}"
     facts |= _drawn(cfg, space, epochs, whole)
     if len(kinds) > MOST_KINDS:
