@@ -305,7 +305,7 @@ def test_an_interrupt_ends_a_training_on_workers_and_it_goes_on(
     process = driver(mine, tmp_path)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGINT and said.rstrip().endswith("KeyboardInterrupt")
+    assert process.returncode != 0 and said.rstrip().endswith("KeyboardInterrupt"), said
     assert not (folder_of(mine) / "result.json").exists()
     assert_same(last(mine, trainer.run(mine)), weights)
 
