@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -47,6 +48,9 @@ def explain(error: BaseException) -> tuple[int, str]:
     # click.Abort is Ctrl-C at a prompt.
     if any(isinstance(e, KeyboardInterrupt) or type(e).__name__ == "Abort" for e in chain(error)):
         return 1, "Interrupted. Run the same command again to go on."
+    # Ray's handler of SIGTERM, in force since Ray was started here.
+    if any(isinstance(e, SystemExit) and e.code == signal.SIGTERM for e in chain(error)):
+        return 1, f"SIGTERM asked this process to end. {AGAIN}."
     # A wrong command line, in click's words.
     if hasattr(error, "format_message") and type(error).__module__.startswith(("click", "typer")):
         return 2, f"{error.format_message()} See raypipe --help."

@@ -121,6 +121,8 @@ def test_a_verb_on_a_full_disk_says_so() -> None:
             "There is no folder for temporary files (got \"['/tmp']\")",
         ),
         (KeyboardInterrupt(), "Interrupted. Run the same command again"),
+        # What Ray's handler raises.
+        (SystemExit(15), "SIGTERM asked this process to end. Run the same command again"),
     ],
 )
 def test_what_the_machine_refuses_is_one_sentence(

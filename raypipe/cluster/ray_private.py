@@ -56,6 +56,23 @@ def own_processes(names: Sequence[str]) -> dict[str, list[Any]] | None:
     return {name: [i.process for i in node.all_processes.get(name, [])] for name in names}
 
 
+@contextmanager
+def plain_interrupts() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt while Ray Train trains on workers, and afterwards.
+
+    Its own handler (2.60) ends this process with `sys.exit(0)`, and stays when the training is
+    over. Nothing public leaves it out.
+    """
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+    plain = DataParallelTrainer._register_sigint_handler
+    DataParallelTrainer._register_sigint_handler = lambda self, controller: None
+    try:
+        yield
+    finally:
+        DataParallelTrainer._register_sigint_handler = plain
+
+
 def errors_to_stderr() -> None:
     """What Ray says of lost workers and nodes goes to stderr; it goes to stdout otherwise.
 

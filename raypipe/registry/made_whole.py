@@ -11,14 +11,18 @@ unfinished file has no use after a power cut, so only the finished one is flushe
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 _PREFIX = "sqlite:///"
+_MAKING = ".making-"
+_LEFT_S = 3600.0  # making takes seconds
 
 
 def make_whole(uri: str) -> None:
@@ -26,13 +30,26 @@ def make_whole(uri: str) -> None:
     if not uri.startswith(_PREFIX) or "?" in uri or ":memory:" in uri:
         return
     file = Path(uri.removeprefix(_PREFIX))
+    _sweep(file.parent)
     if file.exists() or not file.parent.is_dir():
         return
-    with tempfile.TemporaryDirectory(prefix=".making-", dir=file.parent) as folder:
+    # NFS keeps a file that is open, as MLflow's connection has it, under another name: the folder
+    # then stays until it is swept.
+    with tempfile.TemporaryDirectory(
+        prefix=_MAKING, dir=file.parent, ignore_cleanup_errors=True
+    ) as folder:
         beside = Path(folder) / file.name
         make(beside)
         _flush(beside)
         _put(beside, file)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what processes left that were killed, or could not; not what another one is making."""
+    for folder in parent.glob(f"{_MAKING}*"):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > _LEFT_S:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def make(file: Path) -> None:

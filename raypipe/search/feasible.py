@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import ray
 
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import Pinned
-from raypipe.search import refit
+from raypipe.search import refit, starts
 from raypipe.search.schedulers import pbt
 from raypipe.search.searchers import optuna_search
 from raypipe.search.settings import SearchConfig
@@ -51,8 +50,7 @@ def check(
     # The space. It is parsed against the whole job, so it comes after the default.
     gpu = wants_gpu(job.train, resources)
     counts = pinned.counts if pinned is not None else {}
-    for where, start in own_starts(cfg):
-        spaces.check_start(where, start, job)
+    cfg = starts.checked(cfg, job)
     job = defaults.within_budget(job, cfg, counts, gpu)
     cfg = defaults.with_default_space(job, cfg, counts, gpu)
     space = spaces.parse(cfg.space or {}, job)
@@ -78,14 +76,6 @@ def check(
     check_start(job)
     plan_resources(job, cfg, resources, cfg.samples * len(space.cells))
     return cfg, space
-
-
-def own_starts(cfg: SearchConfig) -> list[tuple[str, dict[str, Any]]]:
-    """The starts that somebody has set, each with its name."""
-    starts = [("search.start", cfg.start or {})]
-    for number, start in enumerate(cfg.starts or ()):
-        starts.append((f"search.starts.{number}", start))
-    return starts
 
 
 def one_worker(job: TrainJob) -> TrainJob:

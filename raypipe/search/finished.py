@@ -35,10 +35,8 @@ def result_of(folder: Path, key: str, space: Space, pinned: Pinned, seconds: flo
         # Its first member's job; a soup is of the best trial's.
         best = next((trial for trial in trials if trial.name == ensemble.members[0]), best)
     model = ensemble or average
-    registered = str(best.checkpoint) if model is None else model.checkpoint
-    _require_whole(folder, registered)
-    # Beside a mean of several, the best trial's is asked for its state alone.
-    _require_whole(folder, str(best.checkpoint), hashes=False)
+    # Beside a mean of several, that of the best trial may be damaged or gone.
+    _require_whole(folder, str(best.checkpoint) if model is None else model.checkpoint)
     trained = trial_files.training_result(key, pinned.version, pinned.classes, best)
     if model is not None:
         trained = with_(trained, metrics=model.metrics, checkpoint=model.checkpoint)
@@ -68,9 +66,9 @@ def result_of(folder: Path, key: str, space: Space, pinned: Pinned, seconds: flo
     )
 
 
-def _require_whole(folder: Path, path: str, hashes: bool = True) -> None:
-    """Raise DataError if a checkpoint is not what was written."""
-    problem = checkpoint.verify(Path(path), hashes)
+def _require_whole(folder: Path, path: str) -> None:
+    """Raise DataError if the model in a checkpoint is not what was written."""
+    problem = checkpoint.verify(Path(path), model_only=True)
     if problem is not None:
         raise DataError(
             "The search has ended, and the weights of its model are damaged",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raypipe.config import changes_nothing, replace
-from raypipe.errors import ConfigError, DataError
+from raypipe.errors import ConfigError, DataError, RaypipeError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.models import finite
 from raypipe.search import contenders
@@ -184,7 +184,7 @@ def _require_usable(result: SearchResult) -> None:
             fix="Lower train.lr in search.space, and search again",
         )
     path = result.best.checkpoint
-    weights = checkpoint.read(Path(path)).weights
+    weights = checkpoint.read_model(Path(path)).weights
     finite.require_weights(weights, path, "Lower train.lr in search.space, and search again")
 
 
@@ -232,9 +232,21 @@ def unfinished(done: SearchResult) -> str | None:
     last = done.best.best_epoch + 1 if done.job.train.result == "last" else len(done.best.history)
     share = last / done.job.train.epochs
     if done.job.train.anneal_s is not None:
-        state = checkpoint.read(Path(done.best.checkpoint)).state
+        state = checkpoint.read_model(Path(done.best.checkpoint), hashes=False).state
         share = state.progress or 0.0
     return None if share >= ANNEALED else f"it came to {share:.0%} of its schedule"
+
+
+def why_diverged(error: RaypipeError) -> str:
+    """What to say of a refit without a usable epoch: it costs itself alone. Any other error is
+    raised again."""
+    if error.what != trainer.DIVERGED:
+        raise error
+    at = "" if error.got is None else f" ({error.got})"
+    return (
+        f"it diverged{at}, and what validation chose stays. Set a lower "
+        "search.refit.train.lr, or search.refit.train.clip_norm"
+    )
 
 
 def without_validation(trained: TrainResult) -> TrainResult:

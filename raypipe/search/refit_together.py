@@ -52,7 +52,7 @@ from raypipe.search.settings import SearchConfig
 from raypipe.train import checkpoint, ensembles
 from raypipe.train.ensembles import Part
 from raypipe.train.job import TrainJob
-from raypipe.train.trainer import DIVERGED, STOPPED
+from raypipe.train.trainer import STOPPED
 
 LEAST = 0.5
 """Of the weight, for a fine-tuned member that trains longer or with more pixels."""
@@ -221,7 +221,11 @@ def refitted(
         log.warning("No refit: %s", again)
         return found
     if not is_of_several(found, again):
-        done = train(refit.job_of(job, wanted, found), found)
+        try:
+            done = train(refit.job_of(job, wanted, found), found)
+        except RaypipeError as e:
+            log.warning("No refit: %s", refit.why_diverged(e))
+            return found
         return done if _is_finished(done) else found
     side = side_px(wanted, found, again, cfg)
     heads = side if isinstance(side, str) else heads_again(job, found, again, train)
@@ -234,9 +238,7 @@ def refitted(
         try:
             heads[again.tuned] = train(refit.job_of(job, wanted, member), member)
         except RaypipeError as e:
-            if e.what != DIVERGED:
-                raise
-            log.warning("No refit: %s", e)
+            log.warning("No refit: %s", refit.why_diverged(e))
             return without_rival(found, again, heads)
         if not _is_finished(heads[again.tuned]):
             return without_rival(found, again, heads)
@@ -311,13 +313,13 @@ def combined(
     if len(names) == 1:
         return with_(first, trials=found.trials)
     again = again.lifted(_grows(found, again, trained))
-    parts = [_part(trained[name], name, again.shares[name]) for name in names]
     key = key_of("refitted together", [(trained[n].best.key, again.shares[n]) for n in names])
     path = first.job.folder(key) / WEIGHTS
     # Written again, it would be no checkpoint for a moment, in which another process may read it.
     with owned(path.parent):
         if checkpoint.verify(path) is not None:
-            state = checkpoint.read(Path(first.best.checkpoint)).state
+            parts = [_part(trained[name], name, again.shares[name]) for name in names]
+            state = checkpoint.read_model(Path(first.best.checkpoint)).state
             ensembles.write(path, ensembles.build(parts), state)
     best = with_(
         first.best,
@@ -347,5 +349,5 @@ def _grows(found: SearchResult, again: Again, trained: Mapping[str, SearchResult
 
 
 def _part(result: SearchResult, name: str, share: float) -> Part:
-    weights = checkpoint.read(Path(result.best.checkpoint)).weights
+    weights = checkpoint.read_model(Path(result.best.checkpoint)).weights
     return Part(Member(result.job.model, share, name=name), dict(weights), result.best.classes)

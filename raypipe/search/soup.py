@@ -80,7 +80,7 @@ def make(
         return None
 
     # A checkpoint like any other; its state is the best trial's.
-    state = checkpoint.read(Path(str(best.checkpoint))).state
+    state = checkpoint.read_model(Path(str(best.checkpoint))).state
     pieces = {name: Piece.whole(tensor) for name, tensor in mean.items()}
     facts = {checkpoint.AVERAGED: len(members)}
     path = checkpoint.write(folder / WEIGHTS, Snapshot(pieces, facts=facts), state)
@@ -109,7 +109,7 @@ def read(folder: Path) -> Soup | None:
 
 def _weights(trial: Trial) -> dict[str, Tensor]:
     path = Path(str(trial.checkpoint))
-    return dict(checkpoint.read(path).weights)
+    return dict(checkpoint.read_model(path).weights)
 
 
 def _mean(mean: Weights, added: Weights, count: int) -> dict[str, Tensor]:

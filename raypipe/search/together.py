@@ -254,7 +254,7 @@ def _write(
     folder: Path,
 ) -> Together:
     # A checkpoint like any other; its state is the first member's.
-    state = checkpoint.read(Path(first.checkpoint)).state
+    state = checkpoint.read_model(Path(first.checkpoint)).state
     path = ensembles.write(folder / WEIGHTS, ensemble, state)
     names = tuple(member.name for member in ensemble.members)
     found = Together(names, ensemble.shares, metrics, gain, str(path))

@@ -167,7 +167,7 @@ def _by_preference(values: Mapping[int, float], mode: str, wanted: str) -> list[
 def _has_finite_weights(folder: Path) -> bool:
     """Are the weights what was saved, and finite?"""
     try:
-        weights = checkpoint.read(folder, verified=True).weights
+        weights = checkpoint.read_model(folder).weights
         return finite.first_bad(weights) is None
     except (DataError, SafetensorError, OSError, ValueError) as e:
         log.warning("Skipped checkpoint %s: %s", folder, one_line(e))
@@ -177,10 +177,10 @@ def _has_finite_weights(folder: Path) -> bool:
 def training_result(
     key: str, version: TableVersion, classes: tuple[str, ...], trial: Trial
 ) -> TrainResult:
-    """What a training with the trial's job would have returned."""
+    """What a training with the trial's job would have returned. Its checkpoint is not read: beside
+    a whole ensemble it may be damaged."""
     folder = str(trial.checkpoint)
-    state = checkpoint.read(Path(folder)).state
-    best = state.epoch - 1  # the checkpoint is that of the best epoch; epochs count from 0 here
+    best = checkpoint.epoch_of(Path(folder)) - 1  # epochs count from 0 here
     return TrainResult(
         key, version, classes, trial.history[best], trial.history, best, folder, 0.0, trial.stopped
     )

@@ -28,7 +28,7 @@ from ray import tune
 
 from raypipe.cluster.recorder import recorded
 from raypipe.cluster.usage import FILE as USAGE
-from raypipe.config import key_of, save
+from raypipe.config import dump, key_of, save
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.search import (
     feasible,
@@ -36,9 +36,11 @@ from raypipe.search import (
     first_answer,
     kept,
     leaderboard,
+    left,
     opening,
     several,
     soup,
+    starts,
     together,
     trial_files,
     tune_run,
@@ -55,14 +57,14 @@ from raypipe.search.schedulers.tune_schedulers import drawn_ahead, scheduler
 from raypipe.search.searchers.tune_searchers import annealed_in, candidates, plan, searcher
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import defaults
-from raypipe.search.space import parse as spaces
 from raypipe.search.space.space import Space
-from raypipe.search.trials import saved_state, tune_patches
+from raypipe.search.trials import interrupts, saved_state, tune_patches
 from raypipe.search.trials.monitor import Listener, Monitor
 from raypipe.search.trials.trial import folder_name
 from raypipe.search.trials.trial_data import decoded_images, prepare_data
 from raypipe.search.trials.trial_resources import gpu_share, plan_resources
 from raypipe.search.warm_start import earlier
+from raypipe.tables.table import TableVersion
 from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import require_shared_folder
@@ -89,7 +91,7 @@ def search(
     """
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
     job = feasible.one_worker(job)
-    own_starts = feasible.own_starts(cfg)
+    own_starts = starts.of(cfg)
     is_default = cfg.space is None
     cfg, space = feasible.check(job, cfg, rows)
     if cfg.populated and is_default:
@@ -102,9 +104,6 @@ def search(
             job.model.mode,
             job.model.pixels,
         )
-    for where, start in own_starts:
-        for value in spaces.left_out(start, space):
-            log.warning("%s: no trial of this space has %s, so it is left out", where, value)
     job = space.job
     # Trials share what is found: one batch size and learning rate for all, unless they draw them.
     share = gpu_share(job, cfg)
@@ -113,10 +112,18 @@ def search(
 
     ledger = ledger or Ledger(cfg.budget_s)
     ledger.refits, ledger.refit_share = cfg.refit is not None, cfg.refit_share
-    key = key_of(job.training_key(rows.version), _in_key(cfg))
+    in_key = _in_key(cfg)
+
+    def key_at(version: TableVersion) -> str:
+        return key_of(job.training_key(version), in_key)
+
+    key = key_at(rows.version)
     # A refit comes after the search and does not change it.
     asked, cfg = cfg, cfg.model_copy(update={"refit": None})
     folder = job.run.path / "search" / key
+    begins = not folder.exists()
+    if begins and (said := left.unfinished(folder, dump(job, search=cfg), key_at, rows.version)):
+        log.warning("%s", said)
     started = time.perf_counter()
     if cfg.limits.of_models:
         # Of a finished search as well: another refit may break a limit.
@@ -124,6 +131,8 @@ def search(
         with ledger.owned(folder), ledger.reading(phase="limits"):
             space = variants.limited(space, asked, rows, folder, heads)
         ledger.lap("limits")
+    for line in starts.unused(cfg, space, own_starts):
+        log.warning("%s", line)
     if not (folder / "result.json").exists():
         with ledger.owned(folder):
             # Another process may have finished the search while this one waited.
@@ -316,6 +325,7 @@ def _run(
         tune_patches.applied(multi_worker),
         saved_state.kept_whole(keeping.saved),
         tune_run.failures_in_a_line(),
+        interrupts.heeded(),
     ):
         results = tuner.fit()
     first = strategy.first.trials

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -268,7 +269,7 @@ class TrainJob(TrainSections):
         """
         feed = self.feed.model_dump(mode="json", exclude=_NOT_IN_KEY["feed"])
         train = self.train.model_dump(mode="json", exclude=_NOT_IN_KEY["train"])
-        train["start_from"] = by_content(self.train.start_from)
+        train["start_from"] = self._started_from
         # Without it, the key is the same as before the setting was there.
         if train["anneal_s"] is None:
             del train["anneal_s"]
@@ -300,6 +301,22 @@ class TrainJob(TrainSections):
             self.run.seed,
             *stages,
         )
+
+    @property
+    def _started_from(self) -> str | None:
+        """What train.start_from means in a key. A checkpoint in the run's own folder, as a refit
+        starts from, is named by its weights: the folder may be moved.
+        """
+        path, named = self.train.start_from, by_content(self.train.start_from)
+        if path is None or named != path or not Path(path).is_relative_to(self.run.path):
+            return named
+        # Not at the top: it imports all ways to train.
+        from raypipe.train import checkpoint
+
+        # No checkpoint: a package, or a folder that is gone.
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return checkpoint.weights_digest(Path(path))
+        return path
 
     def folder(self, key: str) -> Path:
         """The folder of the run with that key.

@@ -62,7 +62,7 @@ def require(folder: Path, model: ModelConfig) -> None:
         # Its own package will say it: not after a whole training that it cannot.
         learned.by(package)
         return
-    problem = checkpoint.verify(folder)
+    problem = checkpoint.verify(folder, model_only=True)
     if problem:
         raise ConfigError(
             f"The checkpoint of train.start_from is incomplete: {problem}",

@@ -329,7 +329,7 @@ def assemble(job: TrainJob, result: TrainResult) -> Predictor:
     Of a folder that `ensembles.write` wrote it is the ensemble.
     """
     folder = Path(result.checkpoint)
-    weights = checkpoint.read(folder).weights
+    weights = checkpoint.read_model(folder).weights
     require_weights(
         weights, result.checkpoint, "Remove the run's folder and train again with a lower train.lr"
     )

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 import torch
 
+from raypipe.cluster import ray_private
 from raypipe.errors import without_secrets
 from raypipe.train.checkpoint.saver import Saver, agreed_newest
 from raypipe.train.job import TrainJob
@@ -148,8 +149,13 @@ def run_group(
             failure_config=_restarts_by_ray(cfg),
         ),
     )
-    with _relayed(queue, callbacks):
-        return LoopState(**trainer.fit().return_value)
+    with _relayed(queue, callbacks), ray_private.plain_interrupts():
+        try:
+            return LoopState(**trainer.fit().return_value)
+        except KeyboardInterrupt:
+            # In a notebook the cluster stays: the workers must not train on.
+            leave[0].touch()
+            raise
 
 
 def _restarts_by_ray(cfg: TrainConfig) -> FailureConfig:

@@ -34,7 +34,7 @@ from raypipe.timer import OutOfTime, interrupted
 from raypipe.train import shifted
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import wants_gpu
-from raypipe.train.trainer import DIVERGED, Plan
+from raypipe.train.trainer import Plan
 
 log = logging.getLogger("raypipe")
 PLAN = "refit.json"  # in the search's folder: the refit that was begun
@@ -157,13 +157,7 @@ def _refitted_together(
     if again.tuned is not None:
         member = refit_together.alone(found, again.tuned)
         ledger.again_s = budget.TOGETHER_S
-        try:
-            tuned = _refitted_alone(job, wanted, member, ledger, train)
-        except RaypipeError as e:
-            if e.what != DIVERGED:
-                raise
-            _as_it_was(found, ledger, str(e))
-            tuned = member
+        tuned = _refitted_alone(job, wanted, member, ledger, train)
         ledger.again_s = 0.0
         if not tuned.refitted:
             left = refit_together.without_rival(found, again, trained)
@@ -191,7 +185,10 @@ def _refitted_alone(
 ) -> SearchResult:
     """The best trial of `found` trained again, or `found`. wanted: search.refit."""
     if ledger.budget_s is None:
-        done = train(refit.job_of(job.training, wanted, found), found, None)
+        try:
+            done = train(refit.job_of(job.training, wanted, found), found, None)
+        except RaypipeError as e:
+            return _as_it_was(found, ledger, refit.why_diverged(e))
         why = refit.unfinished(done)
         return done if why is None else _as_it_was(found, ledger, f"{why}, and {STAYS}")
     planned = _planned(job, wanted, found, ledger)
@@ -214,10 +211,8 @@ def _refitted_alone(
         ledger.notes.append(f"No refit: it had not ended in time, and {STAYS}")
         return found
     except RaypipeError as e:
-        if e.what != DIVERGED:
-            raise
+        ledger.notes.append(f"No refit: {refit.why_diverged(e)}")
         _forget_plan(found)
-        ledger.notes.append(f"No refit: {e}")
         return found
     finally:
         ledger.lap("refit")

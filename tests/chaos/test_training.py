@@ -297,6 +297,19 @@ def test_a_driver_that_is_asked_to_stop_saves_the_step(
     assert checkpoint.verify(newest) is None and not (folder_of(mine) / "result.json").exists()
 
 
+def test_an_interrupt_ends_a_training_on_workers_and_it_goes_on(
+    job: TrainJob, weights: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    """Ray Train took Ctrl-C, and ended the process with the exit code 0."""
+    mine = replace(job, {"run.dir": str(tmp_path / "run")})
+    process = driver(mine, tmp_path)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode != 0 and said.rstrip().endswith("KeyboardInterrupt"), said
+    assert not (folder_of(mine) / "result.json").exists()
+    assert_same(last(mine, trainer.run(mine)), weights)
+
+
 def test_as_many_workers_train_as_there_is_room_for(
     job: TrainJob, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,7 +5,9 @@ One test a name: the name of the failing test says what an upgrade has moved.
 
 from __future__ import annotations
 
+import inspect
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -52,6 +54,19 @@ def test_a_head_says_whether_it_takes_a_token(ray_session: str, tmp_path: Path) 
             timeout=60,
         )
         assert done.stdout.strip().endswith(said), done
+
+
+def test_ray_train_may_be_kept_from_ctrl_c() -> None:
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+    plain, before = DataParallelTrainer._register_sigint_handler, signal.getsignal(signal.SIGINT)
+    with ray_private.plain_interrupts():
+        DataParallelTrainer._register_sigint_handler(None, None)
+        assert signal.getsignal(signal.SIGINT) is before
+    assert DataParallelTrainer._register_sigint_handler is plain
+    assert "self._register_sigint_handler(" in inspect.getsource(
+        DataParallelTrainer._initialize_and_run_controller
+    )
 
 
 @pytest.mark.usefixtures("ray_session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -79,3 +80,25 @@ def test_a_store_is_on_the_disk_before_it_has_its_name(
     )
     made_whole.make_whole(f"sqlite:///{file}")
     assert flushed == [(file.stat().st_ino, False)]
+
+
+def test_a_folder_that_cannot_be_removed_costs_no_store_and_is_swept_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, which keeps an open file under another name; and what a SIGKILL leaves."""
+    file = tmp_path / "mlflow.db"
+    monkeypatch.setattr(made_whole, "make", lambda beside: beside.write_bytes(b"a store"))
+    with monkeypatch.context() as nfs:
+
+        def refused(path: Any, **given: Any) -> None:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", path)
+
+        nfs.setattr(os, "rmdir", refused)
+        made_whole.make_whole(f"sqlite:///{file}")
+    (left,) = tmp_path.glob(".making-*")
+    assert file.read_bytes() == b"a store"
+    made_whole.make_whole(f"sqlite:///{file}")
+    assert left.exists(), "another process may be at work there"
+    os.utime(left, (0, 0))
+    made_whole.make_whole(f"sqlite:///{file}")
+    assert not left.exists() and file.exists()

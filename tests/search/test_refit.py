@@ -15,7 +15,7 @@ import torch
 
 from raypipe.cli.console import Console as Shown
 from raypipe.config import load, replace, validate
-from raypipe.errors import ConfigError, DataError
+from raypipe.errors import ConfigError, DataError, RaypipeError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.search import feasible, refit, refit_together, tuner
@@ -98,6 +98,21 @@ def test_it_trains_on_both_splits_and_keeps_the_third_for_its_reference(
         planned, found, lambda metrics, state: epochs.append(1), lambda position: None
     ).best.checkpoint
     assert not epochs, "trained before, it is read again"
+
+    # One bit of its weights costs its last epoch, and one of its optimizer nothing.
+    for kind in ("optimizer", "weights"):
+        file = next(Path(done.best.checkpoint).glob(f"{kind}-*"))
+        file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1]))
+        if kind == "optimizer":
+            assert refit.unfinished(done) is None and trainer.assemble(done.job, done.best)
+    result = planned.folder / "result.json"
+    with pytest.raises(DataError, match=rf"weights of a model are damaged.*Remove {result}"):
+        trainer.assemble(done.job, done.best)
+    result.unlink()
+    mended = refit.refit(
+        planned, found, lambda metrics, state: epochs.append(state.epoch), lambda position: None
+    )
+    assert epochs[-1] == 3 and trainer.assemble(mended.job, mended.best)
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -273,6 +288,20 @@ def test_a_refit_that_was_ended_before_its_last_epoch_is_no_model(
     # Nor is it a retrain's.
     same = refit_together.refitted(job.training, soon, found, job.search, train)
     assert not same.refitted
+
+    # One without a usable epoch costs itself alone, at first and on each rerun.
+    nan = {"train.epochs": 3, "train.lr": 1e30, "train.stopping.seconds": None}
+    job = replace(job, {"search.refit": nan})
+    for _ in range(2):
+        ledger = Ledger()
+        again, version, _ = verbs.search_and_register(job, Shown(True), ledger=ledger)
+        assert not again.refitted and again.best.key == found.best.key
+        assert str(version).endswith("/1")
+        assert "No refit: it diverged" in ledger.notes[0] and in_time.STAYS in ledger.notes[0]
+        assert "search.refit.train.lr" in ledger.notes[0]
+    assert not refit_together.refitted(job.training, nan, found, job.search, train).refitted
+    with pytest.raises(RaypipeError, match="a worker died"):
+        refit.why_diverged(RaypipeError("a worker died"))
 
 
 def check(job: Job) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace as with_
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,11 +14,12 @@ from hypothesis import strategies as st
 from raypipe.config import replace, validate
 from raypipe.errors import ConfigError
 from raypipe.job import Job
-from raypipe.search import feasible
+from raypipe.search import feasible, starts
 from raypipe.search.searchers import tune_searchers
+from raypipe.search.searchers.tune_searchers import plan
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import parse
-from raypipe.search.space.space import Changes, uniform
+from raypipe.search.space.space import MOST_TRIES, TRIES, Changes, Space, at_random, uniform
 
 JOB = validate(Job, {"table": {"uri": "unused"}})
 
@@ -152,10 +155,7 @@ def test_a_combination_of_grids_that_the_job_refuses_is_refused() -> None:
     text = {"model.mode": "grid(frozen, finetune)", "model.frozen_blocks": "grid(0, 3)"}
     with pytest.raises(
         ConfigError,
-        match=(
-            r"draws what the job refuses, 64 times in a row.*frozen_blocks is for.*Put a "
-            r"condition"
-        ),
+        match=(r"draws what the job refuses \(.*frozen_blocks is for.*Put a condition"),
     ):
         tune_searchers.plan(JOB.training, JOB.search, parse.parse(text, JOB.training), [])
     nested = {
@@ -383,6 +383,92 @@ def test_a_slip_in_a_start_is_said() -> None:
     own = {"model.mode": job.model.mode, "model.side_px": job.model.side_px}
     assert parse.left_out(own, space) == []
     assert parse.left_out({"model.side_px": 96}, space) == ["model.side_px=96"]
+
+
+def test_a_start_is_read_as_the_job_reads_it() -> None:
+    """YAML and the command line read 1e-3 as a text, and then no trial began with it."""
+    job = JOB.training
+    start = {"train.lr": "1e-3", "train.epochs": "3", "model.mode": "finetune"}
+    cfg = starts.checked(SearchConfig(start=start, starts=(start,)), job)
+    assert cfg.start == {"train.lr": 1e-3, "train.epochs": 3, "model.mode": "finetune"}
+    assert cfg.starts == (cfg.start,)
+    space = parse.parse({"train.lr": "loguniform(1e-4, 1e-1)"}, job)
+    own = [("search.start", {"train.lr": "1e-3"})]
+    assert starts.unused(cfg, space, own) == []
+    assert plan(job, SearchConfig(samples=2, start=cfg.start), space, [])[0]["train.lr"] == 1e-3
+    # What is no number stays a text, and a search without starts has none.
+    assert parse.typed({"train.lr": "auto", "no.field": "1"}, job) == {
+        "train.lr": "auto",
+        "no.field": "1",
+    }
+    assert starts.checked(SearchConfig(), job) == SearchConfig()
+
+
+def test_a_start_that_is_refused_as_a_whole_is_said() -> None:
+    """Each of its values is allowed alone, and the first trial was another one without a word."""
+    job = JOB.training
+    texts = {"model.mode": "choice(frozen, finetune)", "model.frozen_blocks": "choice(0, 3)"}
+    space = parse.parse(texts, job)
+    refused = {"model.mode": "frozen", "model.frozen_blocks": 3}
+    cfg = SearchConfig(samples=3, space=texts)
+    (line,) = starts.unused(cfg, space, [("search.start", refused)])
+    assert line.startswith("search.start: no trial begins with all of it: ")
+    assert "frozen_blocks" in line
+    # Nor is one beyond a third of the trials tried, or a value of a grid.
+    fine = {"model.mode": "finetune", "model.frozen_blocks": 3}
+    (line,) = starts.unused(cfg, space, [("search.start", fine), ("search.starts.0", fine)])
+    assert line == "search.starts.0 is left out: of 3 trials 1 are starts"
+    crossed = parse.parse({"train.lr": "grid(1e-3, 1e-2)"}, job)
+    (line,) = starts.unused(cfg, crossed, [("search.start", {"train.lr": 1e-2})])
+    assert "train.lr is a grid" in line
+
+
+def one_in_ten() -> Space:
+    """A space of which search.limits leave one model of ten."""
+    sides = range(32, 132, 10)
+    space = parse.parse({"model.side_px": f"choice({', '.join(map(str, sides))})"}, JOB.training)
+    shapes = {px: replace(space.job, {"model.side_px": px}).model.shape for px in sides}
+    barred = {shapes[px]: "" if px == 32 else "it is too slow" for px in sides}
+    return with_(space, barred=barred)
+
+
+def test_a_trial_is_drawn_until_it_is_allowed() -> None:
+    """Two to five of 2,000 trials were refused 64 times in a row, and the search ended with that
+    although a model kept its limits."""
+    space, seed = one_in_ten(), JOB.run.seed
+    (field,) = space.fields
+    (branch,) = field.branches
+
+    def draws(i: int) -> set[Any]:
+        seeds = ((seed, i, attempt) for attempt in range(TRIES))
+        return {at_random(one, {}, branch.key, branch.sampler) for one in seeds}
+
+    unlucky = next(i for i in range(2000) if 32 not in draws(i))
+    with pytest.raises(ConfigError, match=rf"{TRIES} times in a row.*it is too slow"):
+        space.trial(seed, unlucky, tries=TRIES)
+    assert space.trial(seed, unlucky) == {"model.side_px": 32}
+    # The job is asked once for each model.
+    assert len(space._over_limits) == 9 and space.of(space.job)._over_limits == {}
+    nothing = with_(space, barred=dict.fromkeys(space.barred or {}, "it is too slow"))
+    with pytest.raises(ConfigError, match=rf"{MOST_TRIES} times in a row"):
+        plan(space.job, SearchConfig(samples=3), nothing, [])
+
+
+@pytest.mark.usefixtures("heard")
+def test_a_few_trials_that_cannot_be_drawn_cost_only_themselves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    space, real = one_in_ten(), Space.trial
+
+    def once(self: Space, seed: int, i: int, pins: Any = None, tries: int = 1) -> Changes:
+        return real(self, seed, i, pins, 1)
+
+    monkeypatch.setattr(Space, "trial", once)
+    seed = next(
+        n for n in range(999) if not space.refusal(space.draw(partial(at_random, (n, 0, 0), {})))
+    )
+    planned = plan(replace(space.job, {"run.seed": seed}), SearchConfig(samples=50), space, [])
+    assert 1 <= len(planned) < 50 and f"{50 - len(planned)} trials are left out" in caplog.text
 
 
 def test_a_space_without_fields_is_no_search() -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from raypipe.config import replace
+from raypipe.errors import DataError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.job import Job
 from raypipe.models.ensemble import EnsembleModel
@@ -56,6 +57,13 @@ def candidate(job: TrainJob, folder: Path, seed: int, **changes: Any) -> Candida
     place = folder / "trials" / f"trial-{seed}" / "key" / checkpoint.name(1)
     written = checkpoint.write(place, Snapshot(pieces), state)
     return Candidate(f"trial-{seed}", job, str(written))
+
+
+def flip(file: Path) -> None:
+    """The last bit."""
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
 
 
 def prepared(pinned: Pinned, *candidates: Candidate) -> dict[str, Data]:
@@ -241,6 +249,14 @@ def test_the_result_of_a_search_is_its_ensemble(
     assert result.job == made[1].job and result.trials[0].name == "trial-1"
     assert isinstance(trainer.assemble(result.job, result.best), EnsembleModel)
     assert result.models["trial-3"].views == 2
+    # It needs none of its members: a bit of one, and all of another.
+    flip(next(Path(made[1].checkpoint).glob("weights-*")))
+    shutil.rmtree(made[2].checkpoint)
+    again = finished.result_of(folder, "key", Space((), job), pinned, 0.0)
+    assert again.best == result.best and again.shares == result.shares
+    flip(next(Path(found.checkpoint).glob("weights-*")))
+    with pytest.raises(DataError, match=r"weights of its model are damaged.*Remove .*result\.json"):
+        finished.result_of(folder, "key", Space((), job), pinned, 0.0)
 
 
 @pytest.mark.usefixtures("ray_session")

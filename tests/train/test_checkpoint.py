@@ -117,6 +117,27 @@ def test_a_damaged_one_is_skipped_and_named(
         checkpoint.read(three[-1])
 
 
+def test_a_model_is_read_without_the_optimizer_of_its_training(three: list[Path]) -> None:
+    """Two thirds of a checkpoint, which nobody reads when the training has ended."""
+    folder = three[-1]
+    whole = checkpoint.read(folder)
+    for name in FILES:
+        before = (folder / name).read_bytes()
+        (folder / name).write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+        if name.startswith("optimizer"):
+            read = checkpoint.read_model(folder)
+            assert read.state == whole.state and read.weights.keys() == whole.weights.keys()
+        else:
+            with pytest.raises(DataError, match=rf"{name} does not match.*Remove .*{folder.name},"):
+                checkpoint.read_model(folder)
+        (folder / name).write_bytes(before)
+    # The way out names what says that the training has ended.
+    (folder.parent / "result.json").touch()
+    (folder / checkpoint.MANIFEST).unlink()
+    with pytest.raises(DataError, match=r"no readable manifest.*Remove \S*result\.json, and run"):
+        checkpoint.read_model(folder)
+
+
 @pytest.mark.parametrize("manifest", ["", "{", "[]", '{"epoch": 3}'])
 def test_a_damaged_manifest_is_no_checkpoint(three: list[Path], manifest: str) -> None:
     (three[-1] / checkpoint.MANIFEST).write_text(manifest)

@@ -8,6 +8,7 @@ trial of the random search.
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from raypipe.search.searchers.optuna_search import Suggested
 from raypipe.search.searchers.planned import Planned
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space.portfolio import most
-from raypipe.search.space.space import DATA, Changes, Space, field_of
+from raypipe.search.space.space import DATA, TRIES, Changes, Space, field_of
 from raypipe.search.warm_start import Earlier
 from raypipe.train.job import TrainJob
 
+log = logging.getLogger("raypipe")
 # Fields of a start that decide how long its model takes.
 _SHAPING = ("model.name", "model.side_px", "model.views")
 
@@ -34,13 +36,21 @@ def plan(job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier])
     The whole grid is run `search.samples` times. The first trial starts from the best earlier
     trial, or else from `search.start`; those after it from `search.starts`.
 
-    Raises ConfigError if the job refuses what the space draws.
+    Raises ConfigError if the job refuses whatever the space draws.
     """
     seed = job.run.seed
     cells = _cells(seed, space)
     trials = []
     for i in range(cfg.samples * len(cells)):
-        trials.append(space.trial(seed, i, cells[i % len(cells)]))
+        try:
+            trials.append(space.trial(seed, i, cells[i % len(cells)]))
+        except ConfigError:
+            # A grid whose cells have each had a trial, or a space that has had one, is none that
+            # refuses everything.
+            if len(trials) < len(cells):
+                raise
+    if missing := cfg.samples * len(cells) - len(trials):
+        log.warning("%d trials are left out: the job refuses nearly all draws", missing)
     # The first trials have values that are known to be good, where the space has them.
     known = [space.keyed(start) for start in (cfg.start or {}, *(cfg.starts or ()))]
     done: list[Changes] = [{}]
@@ -52,14 +62,14 @@ def plan(job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier])
         with suppress(ConfigError):
             cell = cells[at % len(cells)]
             whole = start | cell if at else _first(seed, space, start, cell)
-            trials[at] = space.trial(seed, at, whole)
+            trials[at] = space.trial(seed, at, whole, TRIES)
             done.append(start)
     return trials
 
 
 def _cells(seed: int, space: Space) -> list[Changes]:
     """The grid's cells, without those whose models break a limit."""
-    if space.barred is None:
+    if space.barred is None or space.cells == [{}]:
         return space.cells
     kept = []
     for cell in space.cells:
@@ -81,7 +91,7 @@ def _first(seed: int, space: Space, start: Changes, cell: Changes) -> Changes:
     if space.barred is None:
         return whole
     with suppress(ConfigError):
-        space.trial(seed, 0, whole)
+        space.trial(seed, 0, whole, TRIES)
         return whole
     return {key: value for key, value in start.items() if field_of(key) not in _SHAPING} | cell
 

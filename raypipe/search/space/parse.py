@@ -15,8 +15,10 @@ Checked are, in this order:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
+from operator import attrgetter
 from typing import Any
 
 from raypipe.config import changes_nothing, field_names, replace
@@ -89,6 +91,17 @@ def check_start(where: str, start: Mapping[str, Any], job: TrainJob) -> None:
                 got=value,
                 rule=refused.rule or str(refused),
             )
+
+
+def typed(start: Mapping[str, Any], job: TrainJob) -> dict[str, Any]:
+    """The start with values as the job has them: YAML and the command line read 1e-3 as a text."""
+    found = dict(start)
+    for name, value in start.items():
+        if isinstance(value, str):
+            # One that other fields refuse stays as it is.
+            with suppress(ConfigError):
+                found[name] = attrgetter(name)(replace(job, {name: value}))
+    return found
 
 
 def left_out(start: Mapping[str, Any], space: Space) -> list[str]:

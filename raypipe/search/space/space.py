@@ -6,29 +6,35 @@ Trial i of a random search is a function of the seed and i; each field's value d
 name too. So a restored search draws the same trials, and one field more leaves the others as they
 were.
 
-A job may refuse values that are allowed one by one (frozen_blocks under mode frozen). Then the
-trial is drawn again, up to TRIES times; each try costs half a millisecond.
+A job may refuse values that are allowed one by one (frozen_blocks under mode frozen), and
+search.limits may refuse most models. Then the trial is drawn again, up to MOST_TRIES times; each
+try costs half a millisecond, or a tenth where it is known that its model breaks a limit.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from dataclasses import field as field_
 from dataclasses import replace as replaced
 from functools import partial
 from typing import Any
 
 from raypipe.config import replace
 from raypipe.errors import ConfigError
+from raypipe.models.zoo import NOT_SHAPE
 from raypipe.search.space.samplers import Branch, Choice, Sampler
 from raypipe.train.job import TrainJob
 
 Changes = dict[str, Any]  # a trial's values, by dotted field or by the key of a branch
 Suggest = Callable[[str, Sampler], Any]  # (the branch's key, its sampler) -> a value
 
-TRIES = 64
+TRIES = 64  # to find values of other fields beside which a value is allowed
+# Of one trial. Where one draw of ten is allowed, 64 are refused in a row in one trial of 850: a
+# preset plans 2,000. Of these, one in a hundred million times as many.
+MOST_TRIES = 2048
 
 # With other values of these fields, trials train on other arrays.
 DATA = ("model.name", "model.mode", "model.side_px")
@@ -82,6 +88,12 @@ class Space:
     """By `ModelConfig.shape`: why no trial may have such a model, "" where one may (search.limits).
     None: every model may."""
 
+    _over_limits: dict[str, ConfigError] = field_(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Refusals by search.limits, by what is drawn of the model's shape: asking the job takes
+    longer."""
+
     @property
     def all_barred(self) -> bool:
         """May no trial begin at all? Then only a first answer can keep search.limits."""
@@ -130,7 +142,10 @@ class Space:
         return value_of
 
     def refusal(self, changes: Changes) -> ConfigError | None:
-        """Why the job refuses these values; None if it accepts them."""
+        """Why the job refuses these values, or search.limits do; None if they are allowed."""
+        drawn = "" if self.barred is None else str([*_shaping(changes)])
+        if drawn in self._over_limits:
+            return self._over_limits[drawn]
         try:
             job = replace(self.job, changes)
         except ConfigError as e:
@@ -138,23 +153,30 @@ class Space:
         if self.barred is None:
             return None
         why = self.barred.get(job.model.shape, "Its model was not measured before the search")
-        return ConfigError("A trial would break search.limits", rule=why) if why else None
+        if not why:
+            return None
+        self._over_limits[drawn] = ConfigError("A trial would break search.limits", rule=why)
+        return self._over_limits[drawn]
 
-    def trial(self, seed: int, i: int, pins: Mapping[str, Any] | None = None) -> Changes:
+    def trial(
+        self, seed: int, i: int, pins: Mapping[str, Any] | None = None, tries: int = MOST_TRIES
+    ) -> Changes:
         """Trial i of a random search.
 
-        pins: values that are fixed, by branch key. Raises ConfigError if the job refuses TRIES
-        draws.
+        pins: values that are fixed, by branch key. Raises ConfigError if so many draws are refused.
         """
-        for attempt in range(TRIES):
+        if pins and all(branch.key in pins for field in self.fields for branch in field.branches):
+            tries = 1  # nothing is drawn
+        for attempt in range(tries):
             changes = self.draw(partial(at_random, (seed, i, attempt), pins or {}))
             refused = self.refusal(changes)
             if refused is None:
                 return changes
         assert refused is not None
         condition = "\"randint(0, 6) if model.mode == 'finetune'\""
+        times = f", {tries} times in a row" if tries > 1 else ""
         raise ConfigError(
-            f"search.space draws what the job refuses, {TRIES} times in a row",
+            f"search.space draws what the job refuses{times}",
             got=changes,
             rule=" ".join(filter(None, (refused.what, refused.rule))),
             fix=f"Put a condition on one of the fields, as in {condition}",
@@ -257,6 +279,14 @@ class Space:
             if drawn == wanted and self.refusal(changes) is None:
                 return changes
         return None
+
+
+def _shaping(changes: Changes) -> Iterator[tuple[str, Any]]:
+    """The drawn values on which the shape of the model depends."""
+    for name, value in changes.items():
+        section, _, field = name.partition(".")
+        if section == "model" and field not in NOT_SHAPE:
+            yield name, value
 
 
 def field_of(key: str) -> str:

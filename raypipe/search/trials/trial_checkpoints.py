@@ -166,11 +166,12 @@ def state_of(verified: Path) -> LoopState:
 def epoch_checkpoints(folder: Path) -> dict[int, tuple[LoopState, Path]]:
     """By epoch: state and path of each complete checkpoint that was saved at an epoch's end.
 
-    Weights are not hashed here: that took as long as reading them all, for each trial.
+    Weights are not hashed here: that took as long as reading them all, for each trial. The
+    optimizer is not looked at: whoever trains on verifies it.
     """
     checkpoints = {}
     for path in sorted(folder.glob("epoch-*")) if folder.exists() else []:
-        if checkpoint.verify(path, hashes=False) is not None:
+        if checkpoint.verify(path, hashes=False, model_only=True) is not None:
             continue
         state = state_of(path)
         if state.step == 0:

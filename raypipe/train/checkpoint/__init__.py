@@ -31,6 +31,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from raypipe.config import require_format, to_json
+from raypipe.errors import DataError
 from raypipe.files import write_atomic
 from raypipe.train.checkpoint.tensors import WholeTensors, hashes_of, read_verified
 from raypipe.train.loop import LoopState
@@ -99,17 +100,20 @@ def publish(folder: Path, state: LoopState, world: int, attempt: str, timeout_s:
     return folder
 
 
-def verify(folder: Path, hashes: bool = True) -> str | None:
+def verify(folder: Path, hashes: bool = True, model_only: bool = False) -> str | None:
     """None when the checkpoint is complete, else what is wrong with it.
 
     hashes: false looks at the sizes of the files with tensors alone. Whoever reads a tensor then
-    still compares it with its own hash.
+    still compares it with its own hash. model_only: leave out the optimizer's files, which nobody
+    reads whose training has ended. They are two thirds of a checkpoint.
     """
     try:
         files = json.loads((folder / MANIFEST).read_text())["files"]
     except (OSError, ValueError, KeyError, TypeError) as e:
         return f"no readable manifest ({type(e).__name__})"
     for name, expected in files.items():
+        if model_only and name.startswith("optimizer-"):
+            continue
         path = folder / name
         # The size first: it costs nothing, and finds files that a kill cut short.
         if not path.is_file() or path.stat().st_size != expected["bytes"]:
@@ -122,13 +126,16 @@ def verify(folder: Path, hashes: bool = True) -> str | None:
 def weights_digest(folder: Path) -> str:
     """Names the weights of a checkpoint by their content, as its ranks wrote them.
 
-    Read from the manifest: nothing is verified.
+    Read from the manifest: nothing is verified. Raises OSError, ValueError, KeyError or TypeError
+    for a folder that is no checkpoint.
     """
     files = json.loads((folder / MANIFEST).read_text())["files"]
+    weights = sorted(name for name in files if name.startswith("weights-"))
+    if not weights:
+        raise ValueError(f"{folder} has no weights of a checkpoint")
     digest = hashlib.sha256()
-    for name in sorted(files):
-        if name.startswith("weights-"):
-            digest.update(files[name]["sha256"].encode())
+    for name in weights:
+        digest.update(files[name]["sha256"].encode())
     return digest.hexdigest()
 
 
@@ -167,6 +174,27 @@ def read(folder: Path, verified: bool = False) -> Checkpoint:
     )
 
 
+def read_model(folder: Path, hashes: bool = True) -> Checkpoint:
+    """Open the checkpoint of a training that has ended, for its weights and its state.
+
+    hashes: false is enough for the state. Raises DataError when what is read is damaged; the
+    optimizer may be.
+    """
+    problem = verify(folder, hashes, model_only=True)
+    if problem is not None:
+        # What says that a training, or a search, has ended lies above.
+        above = (parent / "result.json" for parent in folder.parents)
+        said_by = next((file for file in above if file.exists()), None)
+        raise DataError(
+            "The weights of a model are damaged",
+            got=f"{folder}: {problem}",
+            rule="Nothing altered is loaded",
+            fix=f"Remove {said_by or folder}, and run the same command again: it goes on from what "
+            "is whole",
+        )
+    return read(folder, verified=True)
+
+
 def newest(folders: Iterable[Path]) -> tuple[Path | None, list[str]]:
     """The furthest complete checkpoint, and the skipped ones after it, with what is wrong."""
     skipped: list[str] = []
@@ -181,6 +209,11 @@ def newest(folders: Iterable[Path]) -> tuple[Path | None, list[str]]:
 def name(epoch: int, step: int = 0) -> str:
     """The folder's name after so many epochs, and so many steps of the next epoch."""
     return f"epoch-{epoch:04d}-step-{step:07d}"
+
+
+def epoch_of(folder: Path) -> int:
+    """How many epochs had ended, by the folder's name."""
+    return int(folder.name.split("-")[1])
 
 
 def keep(folder: Path, names: set[str]) -> None:

@@ -1,0 +1,70 @@
+"""The starts that the user has set (search.start, search.starts): what they say, and what of them
+no trial begins with.
+
+A default space brings starts of its own (space/portfolio.py). Of these nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raypipe.errors import ConfigError, one_line
+from raypipe.search.settings import SearchConfig
+from raypipe.search.space import parse
+from raypipe.search.space.portfolio import most
+from raypipe.search.space.space import TRIES, Space
+from raypipe.train.job import TrainJob
+
+Named = tuple[str, Mapping[str, Any]]
+"""A start with its name: search.start, or search.starts.1."""
+
+
+def of(cfg: SearchConfig) -> list[Named]:
+    """The starts of the search, in their order."""
+    starts: list[Named] = [("search.start", cfg.start or {})]
+    for number, start in enumerate(cfg.starts or ()):
+        starts.append((f"search.starts.{number}", start))
+    return starts
+
+
+def checked(cfg: SearchConfig, job: TrainJob) -> SearchConfig:
+    """The search, whose starts have numbers where the job has numbers.
+
+    Raises ConfigError for a field that there is not, and for a value that it refuses.
+    """
+    for where, one in of(cfg):
+        parse.check_start(where, one, job)
+    start = None if cfg.start is None else parse.typed(cfg.start, job)
+    starts = None if cfg.starts is None else tuple(parse.typed(one, job) for one in cfg.starts)
+    return cfg.model_copy(update={"start": start, "starts": starts})
+
+
+def unused(cfg: SearchConfig, space: Space, own: Sequence[Named]) -> list[str]:
+    """Why no trial begins with all that these starts say, a line for each reason."""
+    cells = len(space.cells)
+    room = most(cfg.samples * cells)
+    lines = []
+    for place, (where, as_set) in enumerate(own):
+        start = parse.typed(as_set, space.job)
+        for value in parse.left_out(start, space):
+            lines.append(f"{where}: no trial of this space has {value}, so it is left out")
+        keyed = space.keyed(start)
+        if keyed and place >= room:
+            lines.append(f"{where} is left out: of {cfg.samples * cells} trials {room} are starts")
+        elif keyed:
+            lines += [f"{where}: {why}" for why in _refusals(space, start, keyed)]
+    return lines
+
+
+def _refusals(space: Space, start: Mapping[str, Any], keyed: Mapping[str, Any]) -> list[str]:
+    """keyed: the start by branch key (Space.keyed)."""
+    why = []
+    for field in space.fields:
+        if field.grid and field.name in start:
+            why.append(f"{field.name} is a grid, whose values are tried in their order")
+    try:
+        space.trial(space.job.run.seed, 0, keyed, TRIES)
+    except ConfigError as e:
+        why.append(f"no trial begins with all of it: {one_line(e.rule)}")
+    return why
