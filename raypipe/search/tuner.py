@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from dataclasses import replace as with_
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from ray import tune
 
 from raypipe.cluster.recorder import recorded
 from raypipe.cluster.usage import FILE as USAGE
-from raypipe.config import dump, key_of, save
+from raypipe.config import dump, key_of, replace, save
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.search import (
     feasible,
@@ -140,7 +141,11 @@ def search(
                 with recorded(folder / USAGE, job.cluster.usage_every_s):
                     _search_into(folder, cfg, space, rows, progress, ledger)
     seconds = time.perf_counter() - started
-    return finished.result_of(folder, key, space, rows, seconds)
+    found = finished.result_of(folder, key, space, rows, seconds)
+    if defaults.trains_by_clock(job, cfg):
+        # The clock was this search's. Trained again, its winner has all its epochs.
+        found = with_(found, job=replace(found.job, {"train.anneal_s": None}))
+    return found
 
 
 def _in_key(cfg: SearchConfig) -> dict[str, Any]:

@@ -55,13 +55,13 @@ def challenger(
         "train.workers": watch.retrain_workers,
         "train.launcher": job.train.launcher,
         "train.start_from": None,
+        # A budget's end was the champion's clock: no challenger should end by it.
+        "train.anneal_s": job.train.anneal_s,
     }
     if set(parts(champions.feed.val)) <= set(parts(champions.feed.train)):
         changed = (
             *splits(job),
             "feed.val",
-            # Of a refit within a budget: no trial should end by that clock.
-            "train.anneal_s",
             *(refit or {}),
         )
         # A refit may repeat the job's table; the challenger's has a version, which stays.

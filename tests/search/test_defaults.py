@@ -234,6 +234,9 @@ def test_where_rungs_take_too_long_a_few_trials_train_by_the_clock() -> None:
     # What somebody has said about the trials counts.
     for own in ({"scheduler": "asha"}, {"samples": 30}, {"start": {"model.mode": "frozen"}}):
         assert clocked(2600, own) is None, own
+    assert clocked(2600, {"starts": [{"train.lr": 0.1}]}) is None
+    # The pixels would not fit.
+    assert clocked(2600, {}, feed={"cache_mb": 30}) is None
     assert clocked(2600, {}, train={"epochs": 5}) is None
     assert clocked(2600, {}, model={"mode": "frozen"}) is None
 

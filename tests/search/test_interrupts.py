@@ -1,7 +1,5 @@
 """Ctrl-C, SIGTERM and SIGUSR1 while trials run end the search with an error."""
 
-# Starts no Ray cluster.
-
 from __future__ import annotations
 
 import signal
@@ -66,6 +64,19 @@ def test_a_signal_ends_the_search_with_an_error(
         assert signal.getsignal(number) == before[number]
         TuneController.cleanup(trials)
     assert trials.done == ["killed", "told"], "nobody waits for the ends of their epochs"
+
+
+def test_a_signal_while_the_last_trials_are_waited_for_is_not_swallowed() -> None:
+    class Late(Trials):
+        def _cleanup_trials(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+            super()._cleanup_trials()
+
+    trials = Late()
+    with pytest.raises(RaypipeError, match="Stopped on request"), interrupts.heeded():
+        tune_loop._setup_signal_catching()
+        TuneController.cleanup(trials)
+    assert trials.done == ["waited for", "told"]
 
 
 def test_a_second_interrupt_ends_it_at_once() -> None:

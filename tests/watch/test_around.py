@@ -65,6 +65,8 @@ def test_the_first_trial_has_the_champions_settings_and_the_others_lie_near_them
     assert wanted.table.version == 9 and wanted.run.seed == 5
     assert wanted.train.epochs == 7 and wanted.model.name == "small_cnn"
     assert wanted.train.workers == 1 and wanted.train.start_from is None
+    # The clock that a champion had is not a challenger's.
+    assert challenger(job(), changed(train__anneal_s=98.7), 9, ["old"]).train.anneal_s is None
 
 
 def test_a_champion_that_was_trained_on_validation_rows_is_judged_on_them_no_more() -> None:

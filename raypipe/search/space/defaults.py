@@ -125,7 +125,7 @@ def trains_by_clock(job: TrainJob, cfg: SearchConfig) -> bool:
 _OWN = {
     "model": {"name", "mode", "frozen_blocks"},
     "train": {"epochs", "solver"},
-    "search": {"scheduler", "searcher", "space"},
+    "search": {"scheduler", "searcher", "space", "starts", "warm_start"},
 }
 
 
@@ -142,7 +142,8 @@ def _clocked_side(job: TrainJob, cfg: SearchConfig, images: int, gpu: bool) -> i
     if "side_px" in job.model.model_fields_set:
         sides = {job.model.pixels: CLOCKED_PER_S[128] * (128 / job.model.pixels) ** 2}
     for side_px, images_per_s in sides.items():
-        if CLOCKED_EPOCHS * images <= CLOCKED * cfg.budget_s * images_per_s:
+        fits = _megabytes(images, {"": (side_px,)}) <= job.feed.cache_mb
+        if fits and CLOCKED_EPOCHS * images <= CLOCKED * cfg.budget_s * images_per_s:
             return side_px
     return None
 

@@ -97,6 +97,9 @@ def heeded() -> Iterator[Asked]:
     tune_loop._setup_signal_catching, controller.cleanup = asked.listen, cleanup
     try:
         yield asked
+        # It came while Tune waited for the last trials: `fit` has returned as if nothing was.
+        if asked.is_set():
+            raise asked.error()
     finally:
         asked.forget()
         tune_loop._setup_signal_catching, controller.cleanup = plain_setup, plain_cleanup
