@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import ray
 
@@ -51,9 +52,10 @@ def check(
     gpu = wants_gpu(job.train, resources)
     counts = pinned.counts if pinned is not None else {}
     cfg = starts.checked(cfg, job)
+    by_clock = defaults.trains_by_clock(job, cfg, counts, gpu)
     job = defaults.within_budget(job, cfg, counts, gpu)
     cfg = defaults.with_default_space(job, cfg, counts, gpu)
-    space = spaces.parse(cfg.space or {}, job)
+    space = replace(spaces.parse(cfg.space or {}, job), by_clock=by_clock)
     if not space.fields and cfg.samples > 1:
         raise ConfigError(
             "search.space has no field, so all trials would be the same one",

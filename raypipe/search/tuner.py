@@ -19,7 +19,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from dataclasses import replace as with_
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,9 +54,8 @@ from raypipe.search.result import SearchResult
 from raypipe.search.schedulers import mutations, pbt
 from raypipe.search.schedulers.thaw_scheduler import freeze_thaw
 from raypipe.search.schedulers.tune_schedulers import drawn_ahead, scheduler
-from raypipe.search.searchers.tune_searchers import annealed_in, candidates, plan, searcher
+from raypipe.search.searchers.tune_searchers import candidates, plan, searcher
 from raypipe.search.settings import SearchConfig
-from raypipe.search.space import defaults
 from raypipe.search.space.space import Space
 from raypipe.search.trials import interrupts, saved_state, tune_patches
 from raypipe.search.trials.monitor import Listener, Monitor
@@ -141,11 +139,7 @@ def search(
                 with recorded(folder / USAGE, job.cluster.usage_every_s):
                     _search_into(folder, cfg, space, rows, progress, ledger)
     seconds = time.perf_counter() - started
-    found = finished.result_of(folder, key, space, rows, seconds)
-    if defaults.trains_by_clock(job, cfg):
-        # The clock was this search's. Trained again, its winner has all its epochs.
-        found = with_(found, job=replace(found.job, {"train.anneal_s": None}))
-    return found
+    return finished.result_of(folder, key, space, rows, seconds)
 
 
 def _in_key(cfg: SearchConfig) -> dict[str, Any]:
@@ -188,7 +182,7 @@ def _search_into(
     # planned trials depend on the seed.
     hints = earlier(job, space, folder) if cfg.warm_start else []
     planned = [] if space.all_barred else plan(job, cfg, space, hints)
-    if defaults.trains_by_clock(job, cfg):
+    if space.by_clock:
         # Each has all of the time: so many run side by side.
         concurrent = plan_resources(job, cfg, ray.cluster_resources(), len(planned)).concurrent
         planned = planned[:concurrent]
@@ -222,8 +216,10 @@ def _search_into(
         end_with_it(f"{OF_BUDGET}{ledger.budget_s:g} s left no time for trials")
         return
     data = first.data | read
-    if defaults.trains_by_clock(job, cfg):
-        planned = annealed_in(planned, ledger.left_for_trials_s(total))
+    timed = job
+    if space.by_clock:
+        # Not a value of the trials: their names, and who trains the winner again, know no clock.
+        timed = replace(job, {"train.anneal_s": ledger.left_for_trials_s(total)})
 
     # Who chooses the values, and who ends trials early.
     make_searcher = partial(searcher, job, cfg, space, planned, hints, folder)
@@ -239,7 +235,7 @@ def _search_into(
         tune_scheduler = scheduler(cfg, longest, total)
     strategy = _Strategy(total, make_searcher, tune_scheduler, first)
     keeping = kept.Kept(job, cfg, folder)
-    trials, stopped = _run(job, cfg, strategy, data, folder, progress, keeping, ledger)
+    trials, stopped = _run(timed, cfg, strategy, data, folder, progress, keeping, ledger)
     ledger.lap("trials")
 
     # After the last trial. A kill before the last line repeats these steps.

@@ -12,7 +12,6 @@ from raypipe.config import load, replace, validate
 from raypipe.job import Job
 from raypipe.models.tasks import Kind
 from raypipe.search.schedulers import pbt
-from raypipe.search.searchers import tune_searchers
 from raypipe.search.searchers.tune_searchers import plan
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import defaults, parse, portfolio
@@ -211,21 +210,23 @@ def test_where_rungs_take_too_long_a_few_trials_train_by_the_clock() -> None:
         """(their side, scheduler, epochs), and the first starts; None: no trial does."""
         of = job(search={"preset": "fast"} | search, **more)
         counts = {"train": images}
+        is_clocked = defaults.trains_by_clock(of.training, of.search, counts, gpu=False)
         training = defaults.within_budget(of.training, of.search, counts, gpu=False)
         cfg = defaults.with_default_space(training, of.search, counts, gpu=False)
-        if not defaults.trains_by_clock(training, cfg):
-            assert training.train.anneal_s is None and cfg.scheduler == of.search.scheduler
+        if not is_clocked:
+            assert cfg.scheduler == of.search.scheduler
             return None
         first = plan(training, cfg, parse.parse(cfg.space or {}, training), [])[:2]
         assert [one["train.lr"] for one in first] == [0.001, 0.0015]
         assert {one["model.mode"] for one in first} == {"finetune"}
         (side,) = {one.get("model.side_px", training.model.side_px) for one in first}
-        assert training.train.anneal_s == of.search.budget_s
         return side, cfg.scheduler, training.train.epochs
 
     assert clocked(1000, {}) == (128, "none", 20)
     assert clocked(2600, {}) == (96, "none", 20)
     assert clocked(1000, {}, model={"side_px": 160}) == (160, "none", 20)
+    # All of their epochs would fit, and leave the rest of the time unused.
+    assert clocked(2600, {}, model={"side_px": 32}) is None
     # Rungs fit, or not even one training does.
     assert clocked(700, {}) is None and clocked(5000, {}) is None
     # Without heads trials have to be some; a refit is the longer training.
@@ -238,16 +239,11 @@ def test_where_rungs_take_too_long_a_few_trials_train_by_the_clock() -> None:
     # The pixels would not fit.
     assert clocked(2600, {}, feed={"cache_mb": 30}) is None
     assert clocked(2600, {}, train={"epochs": 5}) is None
+    assert clocked(2600, {}, train={"anneal_s": 180}) is None
+    # What ends them before their time would end them before their rate has fallen.
+    assert clocked(2600, {"limits": {"money": 1}, "stopping": {"price_per_hour": 1}}) is None
+    assert clocked(2600, {"stopping": {"price_per_hour": 1}}) is not None
     assert clocked(2600, {}, model={"mode": "frozen"}) is None
-
-
-def test_trials_by_the_clock_have_what_is_left_for_trials() -> None:
-    trials = tune_searchers.annealed_in([{"train.lr": 0.1}, {"train.lr": 0.2}], 83.219)
-    assert trials == [
-        {"train.lr": 0.1, "train.anneal_s": 83.2},
-        {"train.lr": 0.2, "train.anneal_s": 83.2},
-    ]
-    assert tune_searchers.annealed_in([{}], -4.0) == [{"train.anneal_s": 1.0}]
 
 
 def test_after_a_first_answer_trials_fine_tune_unless_somebody_wants_frozen_ones() -> None:

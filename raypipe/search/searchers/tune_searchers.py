@@ -96,11 +96,6 @@ def _first(seed: int, space: Space, start: Changes, cell: Changes) -> Changes:
     return {key: value for key, value in start.items() if field_of(key) not in _SHAPING} | cell
 
 
-def annealed_in(trials: list[Changes], seconds: float) -> list[Changes]:
-    """The same trials, each with a rate that has fallen after so many seconds."""
-    return [{**changes, "train.anneal_s": round(max(1.0, seconds), 1)} for changes in trials]
-
-
 def candidates(cfg: SearchConfig, space: Space, trials: list[Changes]) -> list[Changes]:
     """Trials that together need every array that the search may need."""
     if cfg.searcher == "random":

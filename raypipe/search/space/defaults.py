@@ -77,7 +77,7 @@ def with_default_space(
     if starts is None:
         starts = tuple(one for one in learned if one is not base)
     filled = {"space": drawn, "start": first, "starts": starts}
-    if _clocked_side(job, cfg, sum(counts.values()), gpu) is not None:
+    if trains_by_clock(job, cfg, counts, gpu):
         # They all have the same time, so nobody is compared before it is over.
         filled["scheduler"] = "none"
     return cfg.model_copy(update=filled)
@@ -90,14 +90,9 @@ def within_budget(
 
     A trial whose rate has not fallen is worth little, however soon it was ahead. Only on CPUs,
     whose rate is known well enough, and only of epochs that nobody has set. SCRATCH is many times
-    as fast. Trials that train by the clock have `train.anneal_s` instead: the whole budget, until
-    the search knows what is left of it. counts: as above.
+    as fast. counts: as above.
     """
-    if cfg.budget_s is None or gpu:
-        return job
-    if _clocked_side(job, cfg, sum(counts.values()), gpu) is not None:
-        return _with_train(job, anneal_s=cfg.budget_s)
-    if not _finetunes(job, cfg, counts):
+    if cfg.budget_s is None or gpu or not _finetunes(job, cfg, counts):
         return job
     is_set = "epochs" in job.train.model_fields_set or "train.epochs" in (cfg.space or {})
     images = sum(counts.get(split, 0) for split in (job.feed.train, job.feed.val))
@@ -107,24 +102,23 @@ def within_budget(
     if cfg.refit is not None:
         trials_s *= 1 - cfg.refit_share
     fitting = int(trials_s * FINETUNED_PER_S / (TRAININGS * images))
-    return _with_train(job, epochs=min(job.train.epochs, max(FEWEST_EPOCHS, fitting)))
+    epochs = min(job.train.epochs, max(FEWEST_EPOCHS, fitting))
+    # Not config.replace: it would mark every field as set.
+    return job.model_copy(update={"train": job.train.model_copy(update={"epochs": epochs})})
 
 
-def _with_train(job: TrainJob, **fields: float) -> TrainJob:
-    """Not config.replace: it would mark every field as set."""
-    return job.model_copy(update={"train": job.train.model_copy(update=fields)})
+def trains_by_clock(job: TrainJob, cfg: SearchConfig, counts: Mapping[str, int], gpu: bool) -> bool:
+    """Does each trial train until the search's time is over? Then no other one follows it.
 
-
-def trains_by_clock(job: TrainJob, cfg: SearchConfig) -> bool:
-    """Does each trial train until the search's time is over? Then no other one follows it."""
-    is_whole = cfg.budget_s is not None and job.train.anneal_s == cfg.budget_s
-    return is_whole and cfg.scheduler == "none"
+    cfg: without its default space. counts: as above.
+    """
+    return _clocked_side(job, cfg, sum(counts.values()), gpu) is not None
 
 
 # What says how trials are to train: where a user has said it, they do not train by the clock.
 _OWN = {
     "model": {"name", "mode", "frozen_blocks"},
-    "train": {"epochs", "solver"},
+    "train": {"epochs", "solver", "anneal_s"},
     "search": {"scheduler", "searcher", "space", "starts", "warm_start"},
 }
 
@@ -142,19 +136,21 @@ def _clocked_side(job: TrainJob, cfg: SearchConfig, images: int, gpu: bool) -> i
     if "side_px" in job.model.model_fields_set:
         sides = {job.model.pixels: CLOCKED_PER_S[128] * (128 / job.model.pixels) ** 2}
     for side_px, images_per_s in sides.items():
+        epochs = CLOCKED * cfg.budget_s * images_per_s / max(1, images)
         fits = _megabytes(images, {"": (side_px,)}) <= job.feed.cache_mb
-        if fits and CLOCKED_EPOCHS * images <= CLOCKED * cfg.budget_s * images_per_s:
+        # Trials that have trained all of their epochs would leave the rest of the time unused.
+        if fits and CLOCKED_EPOCHS <= epochs < job.train.epochs:
             return side_px
     return None
 
 
 def _is_own(job: TrainJob, cfg: SearchConfig) -> bool:
-    """Has somebody said how trials are to train?"""
+    """Has somebody said how trials are to train, or what else ends them?"""
     sections = {"model": job.model, "train": job.train, "search": cfg}
     if any(section.model_fields_set & _OWN[name] for name, section in sections.items()):
         return True
-    # within_budget sets anneal_s itself.
-    if job.train.anneal_s not in (None, cfg.budget_s) or job.train.workers not in (1, "auto"):
+    limits = cfg.stopping.model_fields_set - {"price_per_hour"}
+    if limits or cfg.limits.money is not None or job.train.workers not in (1, "auto"):
         return True
     return cfg.samples < MANY or _starts_frozen(cfg) or not job.model.pretrained
 

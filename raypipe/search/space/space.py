@@ -88,6 +88,9 @@ class Space:
     """By `ModelConfig.shape`: why no trial may have such a model, "" where one may (search.limits).
     None: every model may."""
 
+    by_clock: bool = False
+    """Each trial trains until the search's time is over (defaults.trains_by_clock)."""
+
     _over_limits: dict[str, ConfigError] = field_(
         default_factory=dict, init=False, repr=False, compare=False
     )

@@ -17,7 +17,6 @@ from raypipe.search import feasible, first_answer, variants
 from raypipe.search.schedulers.halving import rungs
 from raypipe.search.searchers import tune_searchers
 from raypipe.search.settings import SearchConfig
-from raypipe.search.space import defaults
 from raypipe.search.space.space import Space
 from raypipe.search.trials.trial import data_key
 from raypipe.search.trials.trial_resources import plan_resources
@@ -51,9 +50,8 @@ def _search(
     given = feasible.one_worker(given)
     job, counts, pinned = training_job(given)
     cfg, space = feasible.check(given, cfg, pinned, at.resources)
-    # A budget may have room for fewer epochs, or trials train by the clock.
-    own = space.job.train
-    train = job.train.model_copy(update={"epochs": own.epochs, "anneal_s": own.anneal_s})
+    # A budget may have room for fewer epochs.
+    train = job.train.model_copy(update={"epochs": space.job.train.epochs})
     job = job.model_copy(update={"train": train})
     space, limited = _within_limits(space.of(job), cfg, pinned)
     if space.all_barred:
@@ -61,8 +59,7 @@ def _search(
     planned = tune_searchers.plan(job, cfg, space, [])
     total = len(planned)
     resources = plan_resources(job, cfg, at.resources, total)
-    is_clocked = defaults.trains_by_clock(job, cfg)
-    if is_clocked:
+    if space.by_clock:
         planned = planned[: resources.concurrent]
         total = len(planned)
     # Tune starts no more trials than there are CPUs and GPUs for, whatever a search asks for.
@@ -113,7 +110,7 @@ def _search(
     models = [kind[0].model for kind in kinds.values()]
     facts["model"] = "; ".join(f"{m.name}, {m.mode}, {m.pixels} px" for m in models)
     many = f"{total}" if cfg.budget_s is None else f"as many as there is time for, {total} at most"
-    if is_clocked:
+    if space.by_clock:
         many = f"{total}, each as long as there is time for"
     facts["trials"] = f"{many}, {at_once} at a time, {cfg.searcher} and {cfg.scheduler}"
     facts |= _drawn(cfg, space, epochs, whole)
