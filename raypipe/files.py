@@ -128,6 +128,19 @@ def owned(folder: Path) -> Iterator[None]:
         own.release()
 
 
+def is_owned(folder: Path) -> bool:
+    """Does another process own the folder now?"""
+    own = file_lock(folder / LOCK)
+    try:
+        own.acquire(timeout=0)
+    except Timeout:
+        return True
+    except OSError:
+        return False
+    own.release()
+    return False
+
+
 def claim(path: Path, of: str) -> bool:
     """Claim `path` for `of` until this process ends. False if a living process has claimed it for
     something else.

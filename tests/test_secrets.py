@@ -259,6 +259,9 @@ def test_a_submitted_job_takes_no_credential_with_it(tmp_path: Path) -> None:
         match=r"travel to the cluster.*table\.storage_options: AWS_SECRET_ACCESS_KEY.*environment",
     ):
         storage.refuse_in_file(job)
+    moves = {"moves": "s3://b/moves", "moves_storage_options": {"AWS_SECRET_ACCESS_KEY": SECRET}}
+    with pytest.raises(ConfigError, match=r"registry\.moves_storage_options: AWS_SECRET"):
+        storage.refuse_in_file(validate(Job, {"table": {"uri": "/t"}, "registry": moves}))
     here = {"kind": "delta", "images": "/s", "storage_options": {"sas_token": SECRET}}
     with pytest.raises(ConfigError, match=r"ingest.*storage_options: sas_token"):
         storage.refuse_in_file(validate(Job, {"table": {"uri": "/t"}, "ingest": {"from": here}}))

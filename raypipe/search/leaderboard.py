@@ -23,7 +23,7 @@ from typing import Any
 
 from raypipe.search.trials.epoch_result import metric_of
 from raypipe.search.trials.standing import Reached, Standing
-from raypipe.train.stopping import FITTED, Mode, improved, unusable
+from raypipe.train.stopping import FITTED, IN_TIME, Mode, improved, unusable
 
 FIRST = "first-answer"  # the names of trials that were fitted before the search drew any
 
@@ -81,7 +81,7 @@ class Trial:
 
     def whole(self, epochs: int) -> int:
         """The epochs that it would have trained to its end. epochs: the job's, if it drew none."""
-        if self.stopped == FITTED:
+        if self.stopped in (FITTED, IN_TIME):
             return self.epochs
         return int(self.changes.get("train.epochs", epochs))
 
@@ -157,7 +157,7 @@ def standings(trials: Sequence[Trial], metric: str, mode: Mode) -> list[Standing
             state = "failed"
         elif trial.stopped == FITTED:
             state = "fitted"
-        elif trial.stopped_early or trial.stopped is not None:
+        elif trial.stopped_early or trial.stopped not in (None, IN_TIME):
             state = "stopped"
         else:
             state = "full"

@@ -6,10 +6,12 @@ OPTIMIZE that changes no row, makes the same command another search: its key has
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from raypipe.files import is_owned
 from raypipe.tables.table import TableVersion
 
 MOST = 100
@@ -25,11 +27,11 @@ def unfinished(
     folder: of the search that begins. config: its config.yaml. key_at: the name of its folder on
     another version. now: the version that it is of.
     """
-    for file in sorted(folder.parent.glob("*/config.yaml")):
+    for file in _newest_first(folder.parent.glob("*/config.yaml")):
         other = file.parent
-        if other == folder or (other / "result.json").exists():
+        if other == folder or (other / "result.json").exists() or is_owned(other):
             continue
-        if file.read_text(encoding="utf-8") != config:
+        if _text(file) != config:
             continue
         for number in range(now.version - 1, max(-1, now.version - 1 - MOST), -1):
             if key_at(replace(now, version=number)) == other.name:
@@ -38,3 +40,19 @@ def unfinished(
                     f"of version {now.version}. table.version={number} goes on with that one"
                 )
     return ""
+
+
+def _newest_first(files: Iterable[Path]) -> list[Path]:
+    def age(file: Path) -> float:
+        with suppress(OSError):
+            return -file.stat().st_mtime
+        return 0.0
+
+    return sorted(files, key=age)
+
+
+def _text(file: Path) -> str | None:
+    """What a search saved; None if it is damaged or gone, which costs nobody else anything."""
+    with suppress(OSError, ValueError):
+        return file.read_text(encoding="utf-8")
+    return None

@@ -17,7 +17,7 @@ from raypipe.search.importance import importance
 from raypipe.search.leaderboard import Trial
 from raypipe.search.result import SearchResult
 from raypipe.search.trials.epoch_result import metric_of
-from raypipe.train.stopping import FITTED
+from raypipe.train.stopping import FITTED, IN_TIME
 
 
 def section(result: SearchResult, usd_per_device_s: float | None = None) -> report.Search:
@@ -43,7 +43,7 @@ def _trial(rank: int, trial: Trial, metric: str, usd_per_device_s: float | None)
         trial.changes,
         value,
         trial.epochs,
-        trial.stopped_early or trial.stopped not in (None, FITTED),
+        trial.stopped_early or trial.stopped not in (None, FITTED, IN_TIME),
         curve,
         seconds=trial.seconds,
         device_s=trial.device_s,

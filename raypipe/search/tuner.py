@@ -61,7 +61,7 @@ from raypipe.search.trials import interrupts, saved_state, tune_patches
 from raypipe.search.trials.monitor import Listener, Monitor
 from raypipe.search.trials.trial import folder_name
 from raypipe.search.trials.trial_data import decoded_images, prepare_data
-from raypipe.search.trials.trial_resources import gpu_share, plan_resources
+from raypipe.search.trials.trial_resources import at_once, gpu_share, plan_resources
 from raypipe.search.warm_start import earlier
 from raypipe.tables.table import TableVersion
 from raypipe.train.auto import finders
@@ -184,8 +184,9 @@ def _search_into(
     planned = [] if space.all_barred else plan(job, cfg, space, hints)
     if space.by_clock:
         # Each has all of the time: so many run side by side.
-        concurrent = plan_resources(job, cfg, ray.cluster_resources(), len(planned)).concurrent
-        planned = planned[:concurrent]
+        resources = ray.cluster_resources()
+        takes = plan_resources(job, cfg, resources, len(planned))
+        planned = planned[: at_once(takes, resources, len(planned))]
     total = len(planned)
     first = opening.answer(job, cfg, pinned, folder, progress, total, ledger)
     # Every array that a trial may need is in the object store before the first one starts.

@@ -190,7 +190,7 @@ def refuse_in_file(cfg: BaseModel, name: str = "") -> None:
         full_name = f"{name}.{attribute}".removeprefix(".")
         if isinstance(value, BaseModel):
             refuse_in_file(value, full_name)
-        if attribute != "storage_options":
+        if not attribute.endswith("storage_options"):
             continue
 
         # An option that is not saved is a credential, or may be one.

@@ -34,6 +34,7 @@ from raypipe.train.schedule import factor_at, scaled
 from raypipe.train.settings import TrainConfig
 from raypipe.train.stopping import (
     FITTED,
+    IN_TIME,
     OF_BUDGET,
     StoppingConfig,
     best_of,
@@ -235,7 +236,8 @@ def _end_in_time(state: LoopState, pace: Pace, cfg: TrainConfig) -> None:
     """Stop after this epoch if no further one fits into the time."""
     is_over = pace.is_over()
     if state.epoch < cfg.epochs and state.stopped is None and is_over:
-        state.stopped = f"{OF_BUDGET}{cfg.anneal_s:.3g} s is spent"
+        cut = f"{OF_BUDGET}{cfg.anneal_s:.3g} s is spent"
+        state.stopped = IN_TIME if pace.is_annealed else cut
 
 
 def augmented(

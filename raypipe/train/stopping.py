@@ -21,6 +21,8 @@ from raypipe.config import Section
 Mode = Literal["max", "min"]
 # Why a head that was fitted at once has no second epoch.
 FITTED = "it was fitted at once"
+# Why a training whose rate followed the clock (train.anneal_s) is at its end.
+IN_TIME = "its rate fell to zero in its time"
 # Words of every reason that is a budget.
 OF_BUDGET = "the budget of "
 LOWER_IS_BETTER = ("val_loss", "val_mae", "val_rmse")

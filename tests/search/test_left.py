@@ -11,6 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from raypipe.config import replace
+from raypipe.files import owned
 from raypipe.job import Job
 from raypipe.search import left, tuner
 from raypipe.tables.table import TableVersion
@@ -66,5 +67,10 @@ def test_only_an_unfinished_search_that_differs_in_the_version_alone_is_named(
         (tmp_path / name / "config.yaml").write_text("the same")
     assert "table.version=4 goes on" in unfinished() and "odd" not in unfinished()
     assert unfinished("other settings") == ""
+    # One that runs is not interrupted, and a damaged one costs nobody else anything.
+    with owned(tmp_path / "key-4"):
+        assert unfinished() == ""
+    (tmp_path / "odd" / "config.yaml").write_bytes(b"\xff")
+    assert "table.version=4 goes on" in unfinished()
     (tmp_path / "key-4" / "result.json").touch()
     assert unfinished() == ""

@@ -479,3 +479,12 @@ def test_a_space_without_fields_is_no_search() -> None:
     with pytest.raises(ConfigError, match="all trials would be the same one"):
         asked()
     asked(samples=1)
+
+
+def test_a_space_that_an_older_raypipe_pickled_can_be_asked() -> None:
+    """Tune keeps a searcher with its space; a field of today is not in it."""
+    space = parse.parse({"train.lr": "loguniform(1e-4, 1e-2)"}, JOB.training)
+    for name in ("_over_limits", "by_clock"):
+        del space.__dict__[name]
+    assert space.refusal({"train.lr": 0.001}) is None
+    assert space.refusal({"train.lr": -1.0}) is not None and not space.by_clock

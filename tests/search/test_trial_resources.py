@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from raypipe.config import replace, validate
 from raypipe.errors import ClusterError, ConfigError
 from raypipe.job import Job
-from raypipe.search.trials.trial_resources import TrialResources, gpu_share, plan_resources
+from raypipe.search.trials.trial_resources import (
+    TrialResources,
+    at_once,
+    gpu_share,
+    plan_resources,
+)
 
 JOB = validate(Job, {"table": {"uri": "unused"}})
 
@@ -85,6 +90,14 @@ def test_what_cannot_fit_is_refused_with_a_number_that_does() -> None:
         ConfigError, match=r"cannot share a GPU.*gpus_per_trial=0\.5, train\.workers=2.*NCCL"
     ):
         fitted({"CPU": 64, "GPU": 8}, **{"train.workers": 2, "search.gpus_per_trial": 0.5})
+
+
+def test_no_more_run_side_by_side_than_there_is_room_for() -> None:
+    two = {"CPU": 2.0}
+    assert at_once(fitted(two, 16), two, 16) == 2
+    assert at_once(fitted(two, 16, **{"search.concurrent": 64}), two, 16) == 2
+    assert at_once(fitted(two, 16, **{"search.concurrent": 1}), two, 16) == 1
+    assert at_once(fitted({"CPU": 8.0}, 3), {"CPU": 8.0}, 3) == 3
 
 
 def test_trials_that_share_a_gpu_share_its_memory() -> None:

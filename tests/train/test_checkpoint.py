@@ -131,9 +131,12 @@ def test_a_model_is_read_without_the_optimizer_of_its_training(three: list[Path]
             with pytest.raises(DataError, match=rf"{name} does not match.*Remove .*{folder.name},"):
                 checkpoint.read_model(folder)
         (folder / name).write_bytes(before)
-    # The way out names what says that the training has ended.
+    # The way out names what says that the training has ended, and no file of the user's.
     (folder.parent / "result.json").touch()
     (folder / checkpoint.MANIFEST).unlink()
+    with pytest.raises(DataError, match=rf"Remove .*{folder.name}, and run"):
+        checkpoint.read_model(folder)
+    (folder.parent / "config.yaml").touch()
     with pytest.raises(DataError, match=r"no readable manifest.*Remove \S*result\.json, and run"):
         checkpoint.read_model(folder)
 

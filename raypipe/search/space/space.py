@@ -147,8 +147,10 @@ class Space:
     def refusal(self, changes: Changes) -> ConfigError | None:
         """Why the job refuses these values, or search.limits do; None if they are allowed."""
         drawn = "" if self.barred is None else str([*_shaping(changes)])
-        if drawn in self._over_limits:
-            return self._over_limits[drawn]
+        # A space that an older raypipe has pickled knows no refusals.
+        seen: dict[str, ConfigError] = self.__dict__.setdefault("_over_limits", {})
+        if drawn in seen:
+            return seen[drawn]
         try:
             job = replace(self.job, changes)
         except ConfigError as e:
@@ -158,8 +160,8 @@ class Space:
         why = self.barred.get(job.model.shape, "Its model was not measured before the search")
         if not why:
             return None
-        self._over_limits[drawn] = ConfigError("A trial would break search.limits", rule=why)
-        return self._over_limits[drawn]
+        seen[drawn] = ConfigError("A trial would break search.limits", rule=why)
+        return seen[drawn]
 
     def trial(
         self, seed: int, i: int, pins: Mapping[str, Any] | None = None, tries: int = MOST_TRIES

@@ -40,6 +40,12 @@ class TrialResources:
     """How many trials run at a time."""
 
 
+def at_once(planned: TrialResources, resources: Mapping[str, float], trials: int) -> int:
+    """So many trials really run side by side: no more than the cluster has room for."""
+    room = min(resources.get(kind, 0) / amount for kind, amount in planned.trial.items())
+    return max(1, min(planned.concurrent, trials, int(room)))
+
+
 def gpu_share(job: TrainJob, cfg: SearchConfig) -> float:
     """The part of one GPU's memory that a worker may fill, 1.0 at most.
 

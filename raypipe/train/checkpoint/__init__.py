@@ -182,9 +182,7 @@ def read_model(folder: Path, hashes: bool = True) -> Checkpoint:
     """
     problem = verify(folder, hashes, model_only=True)
     if problem is not None:
-        # What says that a training, or a search, has ended lies above.
-        above = (parent / "result.json" for parent in folder.parents)
-        said_by = next((file for file in above if file.exists()), None)
+        said_by = _said_to_have_ended(folder)
         raise DataError(
             "The weights of a model are damaged",
             got=f"{folder}: {problem}",
@@ -193,6 +191,15 @@ def read_model(folder: Path, hashes: bool = True) -> Checkpoint:
             "is whole",
         )
     return read(folder, verified=True)
+
+
+def _said_to_have_ended(folder: Path) -> Path | None:
+    """The result.json of the checkpoint's training or search: it lies beside their config.yaml."""
+    for parent in folder.parents:
+        if (parent / "config.yaml").exists():
+            result = parent / "result.json"
+            return result if result.exists() else None
+    return None
 
 
 def newest(folders: Iterable[Path]) -> tuple[Path | None, list[str]]:

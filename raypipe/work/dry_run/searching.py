@@ -19,7 +19,7 @@ from raypipe.search.searchers import tune_searchers
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space.space import Space
 from raypipe.search.trials.trial import data_key
-from raypipe.search.trials.trial_resources import plan_resources
+from raypipe.search.trials.trial_resources import at_once, plan_resources
 from raypipe.train.job import TrainJob
 from raypipe.watch import around, heads, labels
 from raypipe.work.dry_run import training
@@ -59,12 +59,11 @@ def _search(
     planned = tune_searchers.plan(job, cfg, space, [])
     total = len(planned)
     resources = plan_resources(job, cfg, at.resources, total)
-    if space.by_clock:
-        planned = planned[: resources.concurrent]
-        total = len(planned)
     # Tune starts no more trials than there are CPUs and GPUs for, whatever a search asks for.
-    room = min(at.resources.get(kind, 0) / amount for kind, amount in resources.trial.items())
-    at_once = max(1, min(resources.concurrent, total, int(room)))
+    beside = at_once(resources, at.resources, total)
+    if space.by_clock:
+        planned = planned[:beside]
+        total = len(planned)
     # Trials may draw how many epochs they train.
     whole = sum(int(changes.get("train.epochs", job.train.epochs)) for changes in planned)
     epochs = min(_epochs(cfg, space.most_epochs, total), whole)
@@ -78,7 +77,7 @@ def _search(
     of_measured = sum(len(kind) for kind in measured)
 
     # A trial of one worker has one CPU, and others run beside it.
-    neighbours = min(at_once, os.cpu_count() or 1) - 1 if job.train.workers == 1 else -1
+    neighbours = min(beside, os.cpu_count() or 1) - 1 if job.train.workers == 1 else -1
     at.show.say("Measuring some images on this machine")
     trials, once = [], []
     for kind in measured:
@@ -91,12 +90,12 @@ def _search(
         once.append(made)
         # Trials of several workers share the CPUs: together they are as fast as these.
         least_s = 0.0 if at.where(trial).gpu else loop.cpu_s / at.where(trial).cpus
-        trials.append(replace(loop, seconds=max(least_s, loop.seconds / at_once)))
+        trials.append(replace(loop, seconds=max(least_s, loop.seconds / beside)))
 
     # What they share comes before and after them.
     parts = [
         estimate.START.part("start", found.slowness),
-        estimate.WORKER.part("trials' processes", found.slowness, at_once),
+        estimate.WORKER.part("trials' processes", found.slowness, beside),
         estimate.SEARCH.part("Tune", found.slowness),
         *once,
         replace(estimate.total(trials), name="trials"),
@@ -112,7 +111,7 @@ def _search(
     many = f"{total}" if cfg.budget_s is None else f"as many as there is time for, {total} at most"
     if space.by_clock:
         many = f"{total}, each as long as there is time for"
-    facts["trials"] = f"{many}, {at_once} at a time, {cfg.searcher} and {cfg.scheduler}"
+    facts["trials"] = f"{many}, {beside} at a time, {cfg.searcher} and {cfg.scheduler}"
     facts |= _drawn(cfg, space, epochs, whole)
     if len(kinds) > MOST_KINDS:
         facts["measured"] = f"{MOST_KINDS} of {len(kinds)} kinds of images and backbones"
@@ -129,7 +128,7 @@ def _search(
         facts["refit"] = f"{of} once more: not estimated"
         missing.append("the refit")
     # As the search's monitor counts them.
-    workers = at_once * resources.trial.get("GPU", float(job.train.most_workers))
+    workers = beside * resources.trial.get("GPU", float(job.train.most_workers))
     stopping = cfg.stopping
     if cfg.budget_s is not None:
         facts["budget"] = f"{cfg.budget_s:,.0f} s for all of it (search.budget_s)"
