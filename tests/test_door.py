@@ -49,7 +49,10 @@ def test_the_package_names_its_calls_and_no_others() -> None:
     assert (Path(raypipe.__file__).parent / "py.typed").exists()
 
 
-def test_sections_overrides_and_the_file_are_one_configuration(tmp_path: Path) -> None:
+def test_sections_overrides_and_the_file_are_one_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # this process may have claimed runs/cells of another folder
     file = tmp_path / "job.yaml"
     file.write_text("table: {uri: a}\ntrain: {lr: 0.1, epochs: 7}\nrun: {dir: mine}\n")
     settings = {"config": file, "train": {"lr": 0.2}, "overrides": ["train.batch_size=4"]}
@@ -109,7 +112,8 @@ def test_wrong_settings_are_answered_as_on_the_command_line(
         raypipe.train("nowhere", **settings)
 
 
-def test_a_table_may_be_a_section() -> None:
+def test_a_table_may_be_a_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     job = door._job({"uri": "tables/cells", "where": {"site": "1"}}, {}, {"label": "kind"})
     assert job.table.where == {"site": "1"} and job.table.columns.label == "kind"
     assert job.run.dir == "runs/cells"

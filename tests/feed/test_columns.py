@@ -128,7 +128,7 @@ def test_a_label_that_is_none_stops_before_anything_is_read_twice(tmp_path: Path
     uri = str(tmp_path / "t")
     table = {"image_id": ["1", "2"], "image": [b"x", b"y"], "label": ["a", "nan"]}
     write_deltalake(uri, pa.table(table | {"split": ["train", "val"]}))
-    with pytest.raises(DataError, match=r"label in column 'label' is none.*got 'nan'"):
+    with pytest.raises(DataError, match=r"Column 'label' has a value that is no label.*got 'nan'"):
         pin(validate(TableConfig, {"uri": uri}), FeedConfig())
 
 

@@ -19,12 +19,15 @@ from raypipe.search.trials import interrupts
 @pytest.fixture(autouse=True)
 def before() -> Iterator[dict[int, Any]]:
     """Handlers, which each test must leave as they were."""
+    # A shell starts what it puts into the background with Ctrl-C ignored.
+    shells = signal.signal(signal.SIGINT, signal.default_int_handler)
     handlers = {number: signal.getsignal(number) for number in interrupts.SIGNALS}
     plain = tune_loop._setup_signal_catching, TuneController.cleanup
     yield handlers
     after = {number: signal.getsignal(number) for number in interrupts.SIGNALS}
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    signal.signal(signal.SIGINT, shells)
     assert after == handlers
     assert plain == (tune_loop._setup_signal_catching, TuneController.cleanup)
 
