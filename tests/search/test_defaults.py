@@ -4,6 +4,7 @@ what the machine can do.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from raypipe.config import load, replace, validate
 from raypipe.job import Job
 from raypipe.models.tasks import Kind
+from raypipe.search import feasible
 from raypipe.search.schedulers import pbt
 from raypipe.search.searchers.tune_searchers import plan
 from raypipe.search.settings import SearchConfig
@@ -223,6 +225,11 @@ def test_where_rungs_take_too_long_a_few_trials_train_by_the_clock() -> None:
         return side, cfg.scheduler, training.train.epochs
 
     assert clocked(1000, {}) == (128, "none", 20)
+    # As a search asks, after it has looked at starts.
+    of = job(search={"preset": "fast"})
+    rows: Any = SimpleNamespace(counts={"train": 1000})
+    cfg, space = feasible.check(of.training, of.search, rows, {"CPU": 2.0})
+    assert space.by_clock and cfg.scheduler == "none"
     assert clocked(2600, {}) == (96, "none", 20)
     assert clocked(1000, {}, model={"side_px": 160}) == (160, "none", 20)
     # All of their epochs would fit, and leave the rest of the time unused.

@@ -119,7 +119,7 @@ def trains_by_clock(job: TrainJob, cfg: SearchConfig, counts: Mapping[str, int],
 _OWN = {
     "model": {"name", "mode", "frozen_blocks"},
     "train": {"epochs", "solver", "anneal_s"},
-    "search": {"scheduler", "searcher", "space", "starts", "warm_start"},
+    "search": {"scheduler", "searcher", "space"},
 }
 
 
@@ -152,7 +152,8 @@ def _is_own(job: TrainJob, cfg: SearchConfig) -> bool:
     limits = cfg.stopping.model_fields_set - {"price_per_hour"}
     if limits or cfg.limits.money is not None or job.train.workers not in (1, "auto"):
         return True
-    return cfg.samples < MANY or _starts_frozen(cfg) or not job.model.pretrained
+    has_starts = bool(cfg.starts) or cfg.warm_start or _starts_frozen(cfg)
+    return has_starts or cfg.samples < MANY or not job.model.pretrained
 
 
 def _finetunes(job: TrainJob, cfg: SearchConfig, counts: Mapping[str, int]) -> bool:
