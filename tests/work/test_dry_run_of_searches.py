@@ -9,8 +9,8 @@ from raypipe.work.dry_run.searching import _drawn
 from raypipe.work.result import Facts
 
 
-def told(space: dict[str, str]) -> Facts:
-    search = {"space": space, "budget_s": 600, "scheduler": "asha"}
+def told(space: dict[str, str], scheduler: str = "asha") -> Facts:
+    search = {"space": space, "budget_s": 600, "scheduler": scheduler}
     job = validate(Job, {"table": {"uri": "t"}, "train": {"epochs": 8}, "search": search})
     return _drawn(job.search, parse(space, job.training), 100.0, 200)
 
@@ -23,3 +23,5 @@ def test_what_trials_draw_is_said_to_be_theirs() -> None:
     fixed = told({"train.lr": "loguniform(1e-4, 1e-1)"})
     assert fixed["epochs"] == "8 of a trial, unless asha ends it earlier"
     assert "batch" not in fixed
+    nobody = told({"train.lr": "loguniform(1e-4, 1e-1)"}, "none")
+    assert nobody["epochs"] == "8 of a trial, unless the time ends it earlier"

@@ -152,7 +152,8 @@ def _drawn(cfg: SearchConfig, space: Space, epochs: float, whole: int) -> Facts:
     facts["epochs"] = f"{epochs:,.0f} of {whole:,}, as {cfg.scheduler} saves them"
     if cfg.budget_s is not None:
         most = f"{'up to ' * ('train.epochs' in drawn)}{space.most_epochs:,}"
-        facts["epochs"] = f"{most} of a trial, unless {cfg.scheduler} ends it earlier"
+        ends = "the time" if cfg.scheduler == "none" else cfg.scheduler
+        facts["epochs"] = f"{most} of a trial, unless {ends} ends it earlier"
     if cfg.stopping.epochs is not None:
         facts["epochs"] += f", at most {cfg.stopping.epochs:,} (search.stopping.epochs)"
     return facts
