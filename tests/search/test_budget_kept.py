@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from raypipe.cli.console import Console
 from raypipe.job import Job
@@ -96,7 +97,9 @@ def test_trials_by_the_clock_are_as_many_as_run_side_by_side(
     whole = {"search.scheduler": "none", "search.refit": None, "search.concurrent": 3}
     job = searches(tmp_path, **ASKED | whole, **{"table.uri": cells.uri})
     result, version, _ = searched(job, later=0.0)
-    assert len(result.trials) == 3 and result.stopped is None and str(version).endswith("/1")
+    side_by_side = min(3, int(ray.cluster_resources()["CPU"]))
+    assert len(result.trials) == side_by_side and result.stopped is None
+    assert str(version).endswith("/1")
     # Their rate followed the clock. Who trains the winner again has other time.
     assert checkpoint.read(Path(result.best.checkpoint)).state.progress is not None
     assert result.job.train.anneal_s is None
