@@ -41,8 +41,8 @@ LEAST_CHOOSING_S = 5.0
 # put together.
 FIT_AGAIN, EACH_AGAIN_S, TOGETHER_S = 1.25, 1.0, 3.0
 # Trials that train by the clock get this part of what is left for trials, less the start of
-# their processes. What the end takes is known when they have reported, and is more then: in a run
-# of 180 s the end of the trials was planned ten seconds earlier by that.
+# their processes. What the end takes is known only when they have reported, and may be more then:
+# with .95, a run of 180 s cut its trials before their rates had fallen.
 CLOCKED, TRIAL_START_S = 0.8, 3.0
 # The fit to shifted copies takes 3 to 6 s on a quiet host, and took 29 s at a load of 10.
 FIT_S, OF_FIT = 6.0, 0.7
