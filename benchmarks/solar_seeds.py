@@ -74,6 +74,8 @@ def measured(asked: Line) -> Line:
         "beside_one_core": bool(busy),
         "within_30_s": within(tune_s, asked["budget_s"]),
         "told_test": told.get("test"),
+        # Where the seconds were: each phase's, planned and spent.
+        "budget": told.get("budget"),
         "test": share(cells),
         "test_certain": share(certain(cells)),
         "cells": cells,
