@@ -62,7 +62,7 @@ class TrainConfig(ParallelConfig):
     anneal_s: float | None = Field(default=None, gt=0)
     """Seconds of the training loop in which the schedule ends, whatever the speed: it is planned
     anew at each step, and `epochs` is the most. null: the schedule ends with the last epoch. A
-    refit within `search.budget_s` is trained so."""
+    refit within `search.budget_s` is trained so, and so are trials that train by the clock."""
     class_weights: ClassWeights = None
     """Weights of the classes in the loss: `balanced`, or one positive number per class."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
