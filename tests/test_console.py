@@ -100,7 +100,7 @@ def search_shown(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_terminal_shows_how_trials_stand(monkeypatch: pytest.MonkeyPatch) -> None:
     out = search_shown(True, monkeypatch)
-    assert "Searching: 2 of 16 trials begun, 2 ended, 60 s" in out
+    assert "Searching: 2 of at most 16 trials begun, 2 ended, 60 s" in out
     assert re.search(r"1\s+trial-002-b\s+0.91\s+9\s+running\s+0.01", out) and re.search(
         r"2\s+trial-001-a\s+0.8\s+3\s+stopped", out
     )
@@ -112,7 +112,7 @@ def test_elsewhere_a_new_best_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None
     assert second.endswith(
         "best so far val_accuracy 0.9100, trial-002-b after 9 epochs: train.lr 0.01"
     )
-    assert third.endswith("Searching: 2 of 16 trials begun, 1 ended, 40 s")
+    assert third.endswith("Searching: 2 of at most 16 trials begun, 1 ended, 40 s")
 
 
 def test_what_a_first_answer_has_reached_is_the_best_so_far(

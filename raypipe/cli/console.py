@@ -253,7 +253,7 @@ class Searching:
         # One that failed at once has nothing to show; heads of a first answer are no trials of it.
         begun = max(done, sum(one.state != "fitted" for one in standings))
         elapsed = duration(now - self._started)
-        ended = f"Searching: {begun} of {total} trials begun, {done} ended, {elapsed}"
+        ended = f"Searching: {begun} of at most {total} trials begun, {done} ended, {elapsed}"
         if self._live is not None:
             self._live.update(Group(ended, _leaderboard(self._metric, standings)))
             return

@@ -76,6 +76,9 @@ class Ledger:
         """To fit heads again, on validation images too; 0: none, or they are fitted."""
         self.has_more_threads = False
         """Than a trial, has what predicts when trials have ended."""
+        self.timed: dict[str, float] = {}
+        """Predictions a second of a trial's network when trials have ended, at the trial's own
+        side: timed, and no guess from its epochs."""
         self.works_per_s: float | None = None
         """Images of work 1 (contenders.py) a second, as far as it was measured."""
         self.shifted = 0
@@ -120,8 +123,13 @@ class Ledger:
         """The cluster runs: what this took tells how fast the host is."""
         self.start_s = self.lap("start")
 
-    def ending(self, trials: int, speed: Speed | None, refit: bool = False) -> Ending:
-        """What the end is expected to take, from what was measured so far; refit: that of one."""
+    def ending(
+        self, trials: int, speed: Speed | None, refit: bool = False, fewest: bool = False
+    ) -> Ending:
+        """What the end is expected to take, from what was measured so far.
+
+        refit: that of one. fewest: if as few images judge the model as may.
+        """
         if self.budget_s is None:
             return Ending(0, self.start_s, trials)
         rate = self.rate(speed)
@@ -129,7 +137,10 @@ class Ledger:
         others = self.others if speed is not None else 0  # a guess of a guess would be too much
         others_s = others / rate + self.others_s / self.views
         together = 1 / (1 / rate + others_s)
-        most = budget.judged_images(self.budget_s, together, self.views, self.judged_images)
+        wanted = self.judged_images
+        if fewest:
+            wanted = min(budget.FEWEST_JUDGED, wanted or budget.FEWEST_JUDGED)
+        most = budget.judged_images(self.budget_s, together, self.views, wanted)
         splits = (self.tests,) if refit and self.tests else self.splits
         judged = self.views * sum(min(most, images) for images in splits)
         choosing_s = self.combined / rate + self.views * self.chosen / together
@@ -152,6 +163,8 @@ class Ledger:
 
     def rate(self, speed: Speed | None) -> float:
         """Images a second that one prediction of the model takes, as far as it was measured."""
+        if speed is not None and speed.trial in self.timed:
+            return self.timed[speed.trial]
         if speed is not None and speed.forward_images_per_s is not None:
             return speed.forward_images_per_s
         return self.embedded_per_s or self.works_per_s or budget.GUESSED_IMAGES_PER_S

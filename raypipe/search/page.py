@@ -82,7 +82,9 @@ def ranking(result: SearchResult) -> dict[str, str]:
     lengths = {trial.epochs for trial in drawn if trial.checkpoint is not None}
     if len(lengths) < 2:
         return {}
-    order = f"by each trial's best epoch; trials had {min(lengths)} to {max(lengths)} epochs"
+    # A refit's own job says `last`, whatever the trials' said.
+    which = (result.searched or result.job).train.result
+    order = f"by each trial's {which} epoch; trials had {min(lengths)} to {max(lengths)} epochs"
     ahead = []
     for one in result.ahead:
         values = f"{one.metric:.4g}, the first one {one.first:.4g}"
@@ -127,7 +129,7 @@ def _facts(
     usd_per_device_s: float | None,
 ) -> tuple[tuple[str, str], ...]:
     """(name, text) of the lines at the page's head."""
-    trials = len(result.trials)
+    trials = sum(trial.drawn for trial in result.trials)
     facts = [
         ("Model", str(version)),
         ("Table", str(result.best.version)),

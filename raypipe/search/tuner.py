@@ -335,6 +335,6 @@ def _run(
     # Tune calls back for a trial's end before it counts the trial as ended, so the listener has not
     # yet seen the last one.
     standings = leaderboard.standings(ranked, rule.metric, rule.mode)
-    progress(strategy.total, strategy.total, standings)
+    progress(sum(trial.drawn for trial in ranked), strategy.total, standings)
     opening.write_reached(folder, strategy.first, monitor.reached, monitor.elapsed(), rule.mode)
     return ranked, monitor.stopped

@@ -7,6 +7,7 @@ all of them. The figures are kept in the search's folder: a restored search draw
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,6 +38,9 @@ from raypipe.train.job import TrainJob
 FILE = "variants.json"
 MOST_S = 4.0
 """Seconds that timing may take beyond its fewest rounds."""
+
+BATCH = 32
+SLOW_S = 1.0
 
 FOR_A_PAGE = 5
 """Rounds that are enough where nothing is decided by them: on a machine with four times as much to
@@ -186,6 +190,27 @@ def timed(
         spread = Spread.of([took[number] for took in times.times_RM])
         found.append(Variant("", spread.median, spread.low, spread.high, 0.0))
     return found
+
+
+def predictions_per_s(model: ModelConfig, classes: int) -> float:
+    """Predictions a second by a network of this shape: in batches, with this process's threads.
+
+    Its weights are random: they take as long as any others. Two views are two predictions.
+    """
+    network = _built(model.model_copy(update={"views": 1}), classes).for_inference()
+    pixels_NHWC = np.random.default_rng(0).integers(
+        0, 256, (BATCH, model.pixels, model.pixels, 3), np.uint8
+    )
+    network.predict(pixels_NHWC[:1])  # what is made at a first call
+    rates = []
+    for images in (BATCH // 4, BATCH, BATCH):
+        began = time.perf_counter()
+        network.predict(pixels_NHWC[:images])
+        took_s = time.perf_counter() - began
+        rates.append(images / took_s)
+        if took_s > SLOW_S:
+            break  # and the next one would take longer
+    return max(rates)
 
 
 def size_mb(model: torch.nn.Module) -> float:

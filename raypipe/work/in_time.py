@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from dataclasses import replace as with_
@@ -25,7 +25,7 @@ from raypipe.files import write_atomic
 from raypipe.images import shifts
 from raypipe.job import Job
 from raypipe.search import budget, networks, refit, refit_together, variants
-from raypipe.search.budget import Refit, Speed
+from raypipe.search.budget import Ending, Refit, Speed
 from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger
 from raypipe.search.refit_together import Again
@@ -38,6 +38,7 @@ from raypipe.train.trainer import Plan
 
 log = logging.getLogger("raypipe")
 PLAN = "refit.json"  # in the search's folder: the refit that was begun
+LATE = 1.02  # of the seconds of a refit: then it is ended, and comes to nothing
 STAYS = "what validation chose stays"
 # Trains a job until a point of `time.monotonic`; None: as long as it takes.
 Train = Callable[[TrainJob, SearchResult, float | None], SearchResult]
@@ -112,11 +113,11 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
     if refit_together.is_of_several(found, again):
         return _refitted_together(job, wanted, found, again, ledger, train)
     ledger.again_s = 0.0
-    _expect(found, found.trials[:1], ledger)
     over = _over_limits(job, found, ledger)
     if over:
         return _as_it_was(found, ledger, over)
-    return _refitted_alone(job, wanted, found, ledger, train)
+    least_s = _least_s(found, found.trials[:1], ledger)
+    return _refitted_alone(job, wanted, found, ledger, train, least_s)
 
 
 def _refitted_together(
@@ -136,8 +137,7 @@ def _refitted_together(
     # Where it comes to nothing, all members predict. Its own is the one whose side may change.
     ledger.again_s = 0.0
     names = {*(found.members or [found.trials[0].name]), *again.shares}
-    members = [trial for trial in found.trials if trial.name in names]
-    members.sort(key=lambda trial: trial.name != again.tuned)
+    members = _named(found, names, again.tuned)
     left_s = ledger.left_s(len(found.trials), _expect(found, members, ledger))
 
     fitted_s = [trial.seconds for trial in members if trial.name in again.heads]
@@ -157,7 +157,10 @@ def _refitted_together(
     if again.tuned is not None:
         member = refit_together.alone(found, again.tuned)
         ledger.again_s = budget.TOGETHER_S
-        tuned = _refitted_alone(job, wanted, member, ledger, train)
+        least_s = _least_s(found, members, ledger)
+        # Members that leave do not predict.
+        _expect(found, _named(found, again.shares, again.tuned), ledger)
+        tuned = _refitted_alone(job, wanted, member, ledger, train, least_s)
         ledger.again_s = 0.0
         if not tuned.refitted:
             left = refit_together.without_rival(found, again, trained)
@@ -166,6 +169,25 @@ def _refitted_together(
             return left
         trained[again.tuned] = tuned
     return refit_together.combined(found, again, trained)
+
+
+def _named(found: SearchResult, names: Collection[str], first: str | None) -> list[Trial]:
+    """The trials of these names, this one first."""
+    members = [trial for trial in found.trials if trial.name in names]
+    return sorted(members, key=lambda trial: trial.name != first)
+
+
+def _least_s(found: SearchResult, members: Sequence[Trial], ledger: Ledger) -> float:
+    """What the end takes by these members if as few images judge them as may."""
+    speed = _expect(found, members, ledger)
+    return ledger.ending(len(found.trials), speed, fewest=True).seconds
+
+
+def _left_s(ledger: Ledger, ending_s: float) -> float | None:
+    """Seconds before an end that takes so long has to begin; None: there is no budget."""
+    if ledger.budget_s is None:
+        return None
+    return budget.usable(ledger.budget_s) - ledger.spent_s - ending_s
 
 
 def _as_it_was(found: SearchResult, ledger: Ledger, why: str) -> SearchResult:
@@ -181,9 +203,17 @@ def _within(left_s: float | None) -> AbstractContextManager[object]:
 
 
 def _refitted_alone(
-    job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledger, train: Train
+    job: Job,
+    wanted: dict[str, Any],
+    found: SearchResult,
+    ledger: Ledger,
+    train: Train,
+    least_s: float,
 ) -> SearchResult:
-    """The best trial of `found` trained again, or `found`. wanted: search.refit."""
+    """The best trial of `found` trained again, or `found`.
+
+    wanted: search.refit. least_s: what the end takes at least, if this comes to nothing.
+    """
     if ledger.budget_s is None:
         try:
             done = train(refit.job_of(job.training, wanted, found), found, None)
@@ -191,12 +221,14 @@ def _refitted_alone(
             return _as_it_was(found, ledger, refit.why_diverged(e))
         why = refit.unfinished(done)
         return done if why is None else _as_it_was(found, ledger, f"{why}, and {STAYS}")
-    planned = _planned(job, wanted, found, ledger)
+    planned = _planned(job, wanted, found, ledger, least_s)
     if isinstance(planned, str):
         ledger.notes.append(f"No refit: {planned}")
         return found
-    left_s = ledger.left_s(len(found.trials), speed_of(found))
+    left_s = _left_s(ledger, least_s)
     assert left_s is not None
+    # It ends by its own clock. What comes after it has the rest.
+    left_s = min(left_s, LATE * planned.seconds)
     ledger.plan("refit", min(left_s, planned.seconds), planned.why)
     try:
         with interrupted(left_s, lambda: OutOfTime("The time of the refit is over")):
@@ -248,8 +280,13 @@ def _forget_plan(found: SearchResult) -> None:
     (found.folder / PLAN).unlink(missing_ok=True)
 
 
-def _planned(job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledger) -> Refit | str:
-    """The refit that was begun before, or the one that fits now; a text: why none does."""
+def _planned(
+    job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledger, least_s: float
+) -> Refit | str:
+    """The refit that was begun before, or the one that fits now; a text: why none does.
+
+    least_s: what the end takes at least, if it comes to nothing.
+    """
     file = found.folder / PLAN
     asked = to_json(job.search.refit)
     if file.exists():
@@ -265,6 +302,8 @@ def _planned(job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledg
     # Features of another resolution would have to be computed first.
     if found.job.model.mode == "finetune" and "model.side_px" in wanted:
         sides.insert(0, refit.side_of(found.job, wanted))
+    if found.job.model.mode == "finetune" and _has_more_threads(found.job):
+        _time(found, sides[0], ledger)
     images = sum(pinned.counts[split] for split in {job.feed.train, job.feed.val})
     # The job's, of which trials may have had fewer (space/defaults.py), unless they drew them.
     drawn = found.trials[0].changes.get("train.epochs", job.train.epochs)
@@ -280,11 +319,23 @@ def _planned(job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledg
         images,
         most,
         tuple(sides),
-        ledger.ending(trials, speed).seconds,
+        least_s,
     )
     if isinstance(planned, Refit):
         write_atomic(file, to_json(asdict(planned) | {"asked": asked}))
     return planned
+
+
+def _time(found: SearchResult, side_px: int, ledger: Ledger) -> None:
+    """Tell the ledger how fast the best trial's network predicts, now that nobody runs beside it.
+
+    side_px: which it will have.
+    """
+    assert found.pinned is not None
+    model = found.job.model
+    asked = model.model_copy(update={"side_px": side_px})
+    rate = variants.predictions_per_s(asked, len(found.pinned.classes))
+    ledger.timed[found.trials[0].name] = rate * (asked.pixels / model.pixels) ** 2
 
 
 def _has_more_threads(job: TrainJob) -> bool:
@@ -310,6 +361,11 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
     ledger.plan("ending", expected.seconds, str(expected))
     rate, registry = 1 / expected.prediction_s, plan.job.registry
     most = budget.judged_images(ledger.budget_s, rate, ledger.views, registry.judged_images)
+    if "refit" in ledger.phases and not found.refitted:
+        # It came to nothing. It left time for an end with as few images as may be.
+        most = max(budget.FEWEST_JUDGED, min(most, _fitting(ledger, expected)))
+        judged = ledger.views * sum(min(most, images) for images in ledger.splits)
+        expected = with_(expected, judged=judged)
     changes: dict[str, float | int] = {}
     if most < max(ledger.splits, default=0):
         changes["registry.judged_images"] = most
@@ -323,3 +379,11 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
         changes["registry.severity_s"] = min(registry.severity_s, left_s)
     plan = with_(plan, job=replace(plan.job, changes)) if changes else plan
     return plan, time.monotonic() + until_s
+
+
+def _fitting(ledger: Ledger, expected: Ending) -> int:
+    """Images of each split for whose predictions there is time."""
+    left_s = _left_s(ledger, expected.fixed_s) or 0.0
+    splits = sum(1 for images in ledger.splits if images) or 1
+    each_s = (1 + budget.ENDING_MARGIN) * expected.prediction_s * ledger.views * splits
+    return int(max(0.0, left_s) / each_s)

@@ -23,7 +23,7 @@ from raypipe.errors import ConfigError, RaypipeError
 from raypipe.files import LOCK
 from raypipe.job import Job
 from raypipe.models.zoo import ModelConfig
-from raypipe.search import budget
+from raypipe.search import budget, variants
 from raypipe.search.budget import Ending, Refit, Speed
 from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger, TooShort
@@ -129,6 +129,31 @@ def test_a_refit_is_judged_by_test_images_alone() -> None:
 
     at_224 = refit.at(224 / SPEED.side_px).seconds
     assert room_s(0) == room_s(at_224) == room_s(at_224 + 50) + 50
+
+
+def test_a_refit_leaves_time_for_an_end_that_few_images_judge() -> None:
+    made, clock = ledger(1000.0, splits=(400, 600), views=8)
+    assert made.ending(1, SPEED, fewest=True).judged == 8 * 2 * budget.FEWEST_JUDGED
+    made.judged_images = 50
+    assert made.ending(1, SPEED, fewest=True).judged == 8 * 2 * 50
+    # It came to nothing, and 95 s are left: as many images judge as there is time for.
+    clock.now += 900
+    expected = replace(ENDING, images_per_s=100.0)
+    left_s = budget.usable(1000.0) - 900 - expected.fixed_s
+    fitting = in_time._fitting(made, expected)
+    each_s = 8 * 2 * (1 + budget.ENDING_MARGIN) / 100.0
+    assert 0 < fitting * each_s <= left_s < (fitting + 1) * each_s
+    clock.now += 200
+    assert in_time._fitting(made, expected) == 0
+
+
+def test_a_network_that_was_timed_is_not_guessed() -> None:
+    made, _ = ledger(splits=(400, 600), timed={SPEED.trial: 50.0})
+    assert made.ending(1, SPEED).images_per_s == 50.0
+    assert made.ending(1, replace(SPEED, trial="trial-001")).images_per_s == 300.0
+    rate = variants.predictions_per_s(ModelConfig(mode="finetune", side_px=32, views=8), 3)
+    # Views are predictions of their own: the model's eight would take eight times as long.
+    assert 20 < rate < 1e6
 
 
 def test_with_all_threads_a_refit_fits_where_one_thread_would_be_too_slow() -> None:

@@ -34,7 +34,7 @@ from raypipe.tables.table import TableConfig, TableVersion
 from raypipe.train import ensembles, trainer
 from raypipe.train.job import TrainResult
 from raypipe.train.loop import LoopState
-from raypipe.work import verbs
+from raypipe.work import in_time, verbs
 
 from .test_budget_kept import BUDGET, only_lite0
 from .test_refit import cells
@@ -223,6 +223,14 @@ def test_all_members_are_trained_again_or_none(
 
     fails[0], now[0] = "none", 0.0
     ledger = Ledger(BUDGET, 0.0, lambda: now[0])
+    others_s: list[float] = []
+    alone = in_time._refitted_alone
+
+    def spied(*given: Any) -> SearchResult:
+        others_s.append(ledger.others_s)
+        return alone(*given)
+
+    monkeypatch.setattr(in_time, "_refitted_alone", spied)
     told: list[Mapping[str, Any]] = []
     monitors = [cast(Monitor, SimpleNamespace(note=lambda stream, values: told.append(values)))]
     result, version, store = verbs.search_and_register(
@@ -234,6 +242,7 @@ def test_all_members_are_trained_again_or_none(
     (trained,) = {values["RunId"] for values in told if values["Kind"] == "epoch"}
     assert len(ended) == len(set(ended)) == 3 and {trained, result.best.key} < set(ended)
     assert str(version).endswith("/2") and ledger.notes == [] and result.refitted
+    assert others_s == [ledger.others_s], "the trial that leaves takes no time of the refit"
     tuned, head = result.members
     assert head.startswith(FIRST) and tuned.startswith("trial-") and result.again == result.members
     assert result.shares == pytest.approx((0.5, 0.5))

@@ -392,6 +392,17 @@ def test_a_search_says_what_it_saved_and_what_decided(page: Page) -> None:
     )
 
 
+def test_heads_that_were_fitted_at_once_are_not_counted_as_trials(page: Page) -> None:
+    rows = (
+        Trial(1, "first-1", {}, 0.9, 1, fitted=True),
+        Trial(2, "trial-1", {}, 0.8, 5),
+        Trial(3, "trial-2", {}, None, 0),
+    )
+    html = report.render(Page(page.header, search=Search("val_accuracy", rows)))
+    assert "first-1, best of 2 trials and 1 head of the first answer" in html
+    assert "2 trials and 1 head of the first answer, 0 stopped early" in html
+
+
 def test_a_histogram_holds_every_image_once() -> None:
     scores = np.random.default_rng(0).uniform(size=1000)
     drawing = charts.histogram(replace(check(), reference_scores=scores, batch_scores=scores[:10]))

@@ -187,7 +187,7 @@ class Searched(Result):
         # A mean belongs to no trial.
         facts |= search_page.combined(result)
         facts |= refit.summary(result)
-        trials = len(result.trials)
+        trials = sum(trial.drawn for trial in result.trials)
         facts["images decoded"] = f"{result.decoded}, for {trials} trials together"
         whole = f"of the {result.full_epochs} that all trials would take to their ends"
         facts["epochs"] = f"{result.epochs} {whole}"
