@@ -114,6 +114,13 @@ def retrain(
     past = Journal(cfg.watch.place(job.run, "retrains"), f"{store.model}@{store.alias}", options)
     _finish(store, job.run, cfg.watch, past, say, _limits(cfg.gate))
     champion = champion or promote.require_champion(store)
+    if checked is not None and not _is_of(checked, champion):
+        # Somebody has moved the alias since the check: that one's drift says nothing of this one.
+        text = f"{champion} has become champion meanwhile: the check is of {checked.model}"
+        if not cfg.watch.force:
+            return RetrainResult(champion, None, Decision(False, text), ())
+        say(f"{text}, and is not what called for this retrain")
+        checked = None
     package = promote.fetch(store, champion)
     # Both are compared on the same labels, and the challenger would not be promoted.
     of_task.require_same("The challenger", job.model.task, str(champion), package.task.kind)
@@ -161,6 +168,12 @@ def retrain(
         return _retrain(
             store, job, cfg, checked, champion, package, pinned, held, asked, spent_h, say, monitors
         )
+
+
+def _is_of(checked: CheckResult, champion: ModelVersion) -> bool:
+    """By name, number and package. An older raypipe kept no seal."""
+    seals = {checked.seal, champion.seal} - {None}
+    return checked.model == str(champion) and len(seals) < 2
 
 
 def _key(job: TrainJob, cfg: RetrainConfigs, champion: ModelVersion, pinned: Pinned) -> str:
