@@ -44,18 +44,18 @@ def judge(
         wanted.append(columns.source)
     shared = [share(package) for package in packages]
 
-    def judge_batch(batch: dict[str, Any]) -> dict[str, Any]:
-        column = pa.array(batch[columns.label].tolist(), pa.string())
-        texts = label_column.read(column, task.kind, columns.label).to_pylist()
-        labelled = [i for i, label in enumerate(texts) if label is not None]
-        labels = [texts[i] for i in labelled]
-        images = [batch[columns.image][i] for i in labelled]
+    def judge_batch(batch: pa.Table) -> dict[str, Any]:
+        read = label_column.read(batch[columns.label], task.kind, columns.label)
+        batch, labels = batch.filter(read.is_valid()), read.drop_null().to_pylist()
+        images = batch[columns.image].to_pylist()
 
-        ids = _names(batch[columns.id][labelled], "")
-        groups = np.full(len(labelled), "all")
+        groups = np.full(len(labels), "all")
         if grouped:
-            groups = _names(batch[columns.source][labelled], "None")
-        judged = {"id": ids, "group": groups, BROKEN: np.full(len(labelled), "", np.object_)}
+            # As `sources` of a package has them, a null too.
+            groups = np.array([str(one) for one in batch[columns.source].to_pylist()], np.str_)
+        ids = batch[columns.id].fill_null("").to_pylist()
+        judged = {"id": np.array(ids, np.str_), "group": groups}
+        judged[BROKEN] = np.full(len(labels), "", np.object_)
 
         # Every model predicts the same bytes. One broken image must not cost the comparison, which
         # comes when the challenger is trained.
@@ -63,7 +63,7 @@ def judge(
             attempt = package.open().attempt(images, threads=1)
             good = list(attempt.good)
             of_good = _judged(task, attempt.predictions, [labels[i] for i in good])
-            judged[f"model_{n}"] = np.zeros(len(labelled), of_good.dtype)
+            judged[f"model_{n}"] = np.zeros(len(labels), of_good.dtype)
             judged[f"model_{n}"][good] = of_good
             for place, why in attempt.errors.items():
                 judged[BROKEN][place] = why.partition(":")[0]
@@ -71,7 +71,8 @@ def judge(
         return judged
 
     dataset = scan.dataset(table, version, wanted, where)
-    stream = dataset.map_batches(judge_batch, batch_size=64)
+    # As tables: an array of whole numbers with a null holds floats, and 1 becomes 1.0.
+    stream = dataset.map_batches(judge_batch, batch_size=64, batch_format="pyarrow")
     parts: list[pa.Table] = []
     for batch in stream.iter_batches(batch_size=256):
         # An empty batch has columns of no type, which do not go with the others.
@@ -91,15 +92,6 @@ def judge(
             f"not compared: {why}"
         )
     return rows.filter(is_good).drop_columns(BROKEN).sort_by("id")
-
-
-def _names(values: np.ndarray, missing: str) -> np.ndarray:
-    """Names as text. Ray gives a null as None, or as NaN where all of a block are null."""
-    names = []
-    for value in values.tolist():
-        is_null = value is None or value != value
-        names.append(missing if is_null else str(value))
-    return np.array(names, dtype=np.str_)
 
 
 def _judged(task: Task, predictions: Predictions, labels: Sequence[Any]) -> np.ndarray:
