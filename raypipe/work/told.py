@@ -64,6 +64,8 @@ def of_retrain(run: str, done: RetrainResult, now: ModelVersion | None) -> list[
     decision, challenger = done.decision, done.challenger
     named = str(challenger) if challenger else None
     facts = {"act": decision.act, "champion": str(done.champion), "challenger": named}
+    # The id is made of facts: another reason is another event, which a receiver has not heard yet.
+    facts["reason"] = decision.reason
     events = [Event("decision", run, decision.reason, facts)]
     if challenger is not None and decision.act and now is not None:
         moved = {

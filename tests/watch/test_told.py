@@ -53,6 +53,14 @@ def test_a_retrain() -> None:
     assert {e.run for e in told.of_retrain("abc", won, NEW)} == {"abc"}
 
 
+def test_another_answer_about_the_same_check_is_another_event() -> None:
+    """A receiver drops an event whose id it knows: it never heard why a retrain did not begin."""
+    reasons = ("waiting for labels", "2 retrains within a day", "waiting for labels")
+    done = [RetrainResult(OLD, None, Decision(False, reason), ()) for reason in reasons]
+    first, other, again = (told.of_retrain("abc", one, OLD)[0].id for one in done)
+    assert first == again != other
+
+
 def test_a_retrain_without_a_check_has_a_run_of_its_own() -> None:
     assert told.run_of(checked(), OLD, TABLE) == "abc"
     forced = told.run_of(None, OLD, TABLE)
