@@ -91,3 +91,6 @@ def test_drift_of_the_champion_before_calls_for_no_retrain_of_the_new_one(
     done = retrain.retrain(store, job, cfg, checked, say=lambda text: None)
     assert (str(done.champion), done.challenger, done.decision.act) == ("m/2", None, False)
     assert done.decision.reason == "m/2 has become champion meanwhile: the check is of m/1"
+    # Nobody else tells of the promotion: the killed run could not.
+    assert done.left is not None and done.left.decision == Decision(True, "better")
+    assert retrain.retrain(store, job, cfg, checked, say=lambda text: None).left is None, "once"
