@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from raypipe.models.tasks import NUMERIC, Task
 from raypipe.registry.package import Package, Predictions
+from raypipe.serve.predicted_rows import NOT_FINITE, attempted
 from raypipe.serve.shared_package import share
 from raypipe.tables import label_column, scan
 from raypipe.tables.table import ImageTable, TableVersion
@@ -33,7 +34,8 @@ def judge(
 
     Columns: id; group (the image's source, or "all"); and for each model model_0, model_1, …
     whether it is right. With several tags, all of them must be. For models that predict numbers
-    it is the absolute error. Images that do not decode are left out; `say` is told how many.
+    it is the absolute error. Where a model's answer is not finite it is wrong, by NaN. Images that
+    do not decode are left out; `say` is told how many.
     """
     task = packages[0].task
     columns = table.columns
@@ -60,13 +62,15 @@ def judge(
         # Every model predicts the same bytes. One broken image must not cost the comparison, which
         # comes when the challenger is trained.
         for n, package in enumerate(shared):
-            attempt = package.open().attempt(images, threads=1)
+            attempt = attempted(package.open(), images, ids, threads=1)
             good = list(attempt.good)
             of_good = _judged(task, attempt.predictions, [labels[i] for i in good])
-            judged[f"model_{n}"] = np.zeros(len(labels), of_good.dtype)
-            judged[f"model_{n}"][good] = of_good
+            mine = np.full(len(labels), np.nan if task.kind in NUMERIC else False, of_good.dtype)
+            mine[good] = of_good
+            judged[f"model_{n}"] = mine
             for place, why in attempt.errors.items():
-                judged[BROKEN][place] = why.partition(":")[0]
+                if why != NOT_FINITE:
+                    judged[BROKEN][place] = why.partition(":")[0]
         judged[BROKEN] = judged[BROKEN].astype(np.str_)
         return judged
 
