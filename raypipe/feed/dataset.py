@@ -174,14 +174,16 @@ class Pinned:
 
         A number is no class: {}.
         """
+        known = self.labels(train)
+        return {name: images for name, images in self.labels(split).items() if name not in known}
+
+    def labels(self, split: str) -> dict[str, int]:
+        """The classes of a split, or its tags, with their images; {} of numbers."""
         labels = self.columns.labels
         if not isinstance(labels, Labels):
             return {}
-        known = labels.counts(self.columns.chosen(self.parts(train)))
-        judged = labels.counts(self.columns.chosen(self.parts(split)))
-        if self.task.kind == "multi_label":
-            known, judged = _by_tag(known), _by_tag(judged)
-        return {name: images for name, images in judged.items() if name not in known}
+        found = labels.counts(self.columns.chosen(self.parts(split)))
+        return _by_tag(found) if self.task.kind == "multi_label" else found
 
 
 def _by_tag(counts: Mapping[str, int]) -> dict[str, int]:

@@ -166,14 +166,15 @@ def _hidden(record: dict[str, Any]) -> str:
     # A credential may be a column's name, or take a quote or a part of a number with it: so each
     # text alone. A record without its time or its id would be lost.
     kept = {name: record[name] for name in ("TimeGenerated", "RecordId") if name in record}
-    return _dumped({name: _each_hidden(value) for name, value in record.items()} | kept)
+    return _dumped({name: each_hidden(value) for name, value in record.items()} | kept)
 
 
-def _each_hidden(value: Any) -> Any:
+def each_hidden(value: Any) -> Any:
+    """A value of JSON whose texts and names hold no credentials, each looked at alone."""
     if isinstance(value, dict):
-        return {hidden(key): _each_hidden(inner) for key, inner in value.items()}
+        return {hidden(key): each_hidden(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_each_hidden(inner) for inner in value]
+        return [each_hidden(inner) for inner in value]
     return hidden(value) if isinstance(value, str) else value
 
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from raypipe.models.tasks import NUMERIC, Task
 from raypipe.registry.package import Package, Predictions
+from raypipe.serve.predicted_rows import NOT_FINITE, attempted
 from raypipe.serve.shared_package import share
 from raypipe.tables import label_column, scan
 from raypipe.tables.table import ImageTable, TableVersion
@@ -33,7 +34,8 @@ def judge(
 
     Columns: id; group (the image's source, or "all"); and for each model model_0, model_1, …
     whether it is right. With several tags, all of them must be. For models that predict numbers
-    it is the absolute error. Images that do not decode are left out; `say` is told how many.
+    it is the absolute error. Where a model's answer is not finite it is wrong, by NaN. Images that
+    do not decode are left out; `say` is told how many.
     """
     task = packages[0].task
     columns = table.columns
@@ -44,34 +46,37 @@ def judge(
         wanted.append(columns.source)
     shared = [share(package) for package in packages]
 
-    def judge_batch(batch: dict[str, Any]) -> dict[str, Any]:
-        column = pa.array(batch[columns.label].tolist(), pa.string())
-        texts = label_column.read(column, task.kind, columns.label).to_pylist()
-        labelled = [i for i, label in enumerate(texts) if label is not None]
-        labels = [texts[i] for i in labelled]
-        images = [batch[columns.image][i] for i in labelled]
+    def judge_batch(batch: pa.Table) -> dict[str, Any]:
+        read = label_column.read(batch[columns.label], task.kind, columns.label)
+        batch, labels = batch.filter(read.is_valid()), read.drop_null().to_pylist()
+        images = batch[columns.image].to_pylist()
 
-        ids = _names(batch[columns.id][labelled], "")
-        groups = np.full(len(labelled), "all")
+        groups = np.full(len(labels), "all")
         if grouped:
-            groups = _names(batch[columns.source][labelled], "None")
-        judged = {"id": ids, "group": groups, BROKEN: np.full(len(labelled), "", np.object_)}
+            # As `sources` of a package has them, a null too.
+            groups = np.array([str(one) for one in batch[columns.source].to_pylist()], np.str_)
+        ids = batch[columns.id].fill_null("").to_pylist()
+        judged = {"id": np.array(ids, np.str_), "group": groups}
+        judged[BROKEN] = np.full(len(labels), "", np.object_)
 
         # Every model predicts the same bytes. One broken image must not cost the comparison, which
         # comes when the challenger is trained.
         for n, package in enumerate(shared):
-            attempt = package.open().attempt(images, threads=1)
+            attempt = attempted(package.open(), images, ids, threads=1)
             good = list(attempt.good)
             of_good = _judged(task, attempt.predictions, [labels[i] for i in good])
-            judged[f"model_{n}"] = np.zeros(len(labelled), of_good.dtype)
-            judged[f"model_{n}"][good] = of_good
+            mine = np.full(len(labels), np.nan if task.kind in NUMERIC else False, of_good.dtype)
+            mine[good] = of_good
+            judged[f"model_{n}"] = mine
             for place, why in attempt.errors.items():
-                judged[BROKEN][place] = why.partition(":")[0]
+                if why != NOT_FINITE:
+                    judged[BROKEN][place] = why.partition(":")[0]
         judged[BROKEN] = judged[BROKEN].astype(np.str_)
         return judged
 
     dataset = scan.dataset(table, version, wanted, where)
-    stream = dataset.map_batches(judge_batch, batch_size=64)
+    # As tables: an array of whole numbers with a null holds floats, and 1 becomes 1.0.
+    stream = dataset.map_batches(judge_batch, batch_size=64, batch_format="pyarrow")
     parts: list[pa.Table] = []
     for batch in stream.iter_batches(batch_size=256):
         # An empty batch has columns of no type, which do not go with the others.
@@ -91,15 +96,6 @@ def judge(
             f"not compared: {why}"
         )
     return rows.filter(is_good).drop_columns(BROKEN).sort_by("id")
-
-
-def _names(values: np.ndarray, missing: str) -> np.ndarray:
-    """Names as text. Ray gives a null as None, or as NaN where all of a block are null."""
-    names = []
-    for value in values.tolist():
-        is_null = value is None or value != value
-        names.append(missing if is_null else str(value))
-    return np.array(names, dtype=np.str_)
 
 
 def _judged(task: Task, predictions: Predictions, labels: Sequence[Any]) -> np.ndarray:

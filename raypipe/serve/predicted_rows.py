@@ -72,7 +72,7 @@ OF_ROWS = (
 def predicted(package: Package, batch: pa.Table, names: Columns, threads: int = 1) -> pa.Table:
     """The columns OF_ROWS of one batch of images (columns id and image), in its order."""
     images = batch[names.image].to_pylist()
-    attempt = _attempt(package, images, batch[names.id].to_pylist(), threads)
+    attempt = attempted(package, images, batch[names.id].to_pylist(), threads)
     predictions = attempt.predictions
     good = np.array(attempt.good, dtype=np.int64)
 
@@ -102,7 +102,7 @@ def predicted(package: Package, batch: pa.Table, names: Columns, threads: int = 
     return pa.table([columns[name] for name in OF_ROWS], names=list(OF_ROWS))
 
 
-def _attempt(
+def attempted(
     package: Package, images: list[bytes | None], names: list[str | None], threads: int
 ) -> Attempt:
     """What the model says; an image that it has no finite answer to is an error, like a broken one.

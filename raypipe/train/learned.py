@@ -8,9 +8,9 @@ Two models are compared on rows that neither has learned from. A row can become 
 new split, another `where`, the same image in another table. A row counts as learned if its table
 and id are known, or the sha256 of its image.
 
-A row takes 16 bytes: the first 8 of a hash of table and id, and the first 8 of the image's sha256,
-which are 0 where the table has no column sha256. Two of a million images agree by chance in one of
-10 million such sets. uint64 (N, 2), sorted, each row once.
+A row takes 16 bytes: the first 8 of a hash of table and id, which are 0 where it has no id, and the
+first 8 of the image's sha256, which are 0 where the table has no column sha256. Two of a million
+images agree by chance in one of 10 million such sets. uint64 (N, 2), sorted, each row once.
 """
 
 from __future__ import annotations
@@ -108,9 +108,10 @@ def united(*some_N2: np.ndarray) -> np.ndarray:
 
 
 def is_among(rows_N2: np.ndarray, known_M2: np.ndarray) -> np.ndarray:
-    """bool (N,): the row's id is known, or its image. An unknown sha256 (0) is nobody's image."""
-    same_image_N = np.isin(rows_N2[:, 1], known_M2[:, 1]) & (rows_N2[:, 1] != 0)
-    is_known_N: np.ndarray = np.isin(rows_N2[:, 0], known_M2[:, 0]) | same_image_N
+    """bool (N,): the row's id is known, or its image. No id, and an unknown sha256 (0), are
+    nobody's."""
+    same_N2 = [np.isin(rows_N2[:, k], known_M2[:, k]) & (rows_N2[:, k] != 0) for k in (0, 1)]
+    is_known_N: np.ndarray = same_N2[0] | same_N2[1]
     return is_known_N
 
 
@@ -126,8 +127,13 @@ def identities(
     table_id: str, ids: Iterable[str | None], hashes: pa.ChunkedArray | None
 ) -> np.ndarray:
     """identities_N2 of rows by the id of their table, their ids, and hex or binary sha256."""
-    # repr keeps None and the text "None" apart.
-    digests = [hashlib.blake2b(repr((table_id, i)).encode(), digest_size=8).digest() for i in ids]
+    # Rows without an id have none in common. An older raypipe kept the hash of None for them.
+    digests = [
+        bytes(8)
+        if i is None
+        else hashlib.blake2b(repr((table_id, i)).encode(), digest_size=8).digest()
+        for i in ids
+    ]
     rows_N2 = np.zeros((len(digests), 2), np.uint64)
     rows_N2[:, 0] = np.frombuffer(b"".join(digests), "<u8")
     if hashes is not None:

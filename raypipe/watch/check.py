@@ -33,7 +33,7 @@ from raypipe.registry.store import Store
 from raypipe.serve import batch
 from raypipe.serve.batch import Brought, Calls, PredictConfig
 from raypipe.tables import between
-from raypipe.tables.commits import rows_once
+from raypipe.tables.commits import rows_named, rows_once
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.watch import (
     ask,
@@ -150,6 +150,7 @@ def check(
         key = key_of(key, watch.horizon)
     if watch.arrived is not None and "online" in (drift.detectors or ()):
         key = key_of(key, watch.arrived)
+    key = _named(run, watch, key, name)
     package = promote.fetch(store, model)
     options = batch_table.storage_options
     mine = read_batch(predicted.version, predicted.uri, predicted.key, options)
@@ -258,6 +259,15 @@ def check(
         to_label,
         model.seal,
     )
+
+
+def _named(run: RunConfig, watch: WatchConfig, key: str, name: str) -> str:
+    """The key of this check: the same images under another watch.name are a check of its own, which
+    has its own history and its own promise."""
+    place = watch.place(run, "drift")
+    rows = rows_named(place, {"key": key}, ["name"], watch.storage_options)
+    names = rows["name"].to_pylist() if len(rows) else []
+    return key if not names or name in names else key_of(key, name)
 
 
 def _ask(

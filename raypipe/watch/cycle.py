@@ -313,7 +313,19 @@ def _process() -> dict[str, Any]:
         "kernel": _kernel(),
         "pid": os.getpid(),
         "started": psutil.Process().create_time(),
+        "ticks": _ticks(os.getpid()),
     }
+
+
+def _ticks(pid: int) -> int | None:
+    """When a process started, by a clock that counts from the boot: setting the time of day moves
+    psutil's answer, and not this one. None without such a process, and where there is no /proc."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        # The name before may hold blanks and brackets: the last one ends it.
+        return int(text.rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _kernel() -> str | None:
@@ -334,4 +346,7 @@ def _is_alive(data: Mapping[str, Any]) -> bool | None:
     except psutil.NoSuchProcess:
         return False
     # The number may belong to another process by now.
+    ticks = _ticks(int(data["pid"]))
+    if data.get("ticks") is not None and ticks is not None:
+        return bool(ticks == data["ticks"])
     return bool(abs(started - float(data["started"])) < 1)

@@ -102,9 +102,12 @@ def tried(
     found: dict[str, Tried] = {}
     before: dict[str, int] = {}
     for place, event in enumerate(past.events):
-        if event.cycle == cycle or event.event not in ("held", "ended"):
+        if event.cycle == cycle or event.event not in ("held", "trained", "ended"):
             continue
         hours = float(event.data.get("device_s", 0.0)) / 3600
+        # A retrain that broke after its training, or was taken up again, has used them, too.
+        if event.cycle in found:
+            hours = max(hours, found[event.cycle].device_h)
         if "checks" in event.data:
             before[event.cycle] = int(event.data["checks"])
         known = before.get(event.cycle)

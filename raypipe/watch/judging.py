@@ -31,6 +31,9 @@ def judge(
     that is in both splits.
     """
     where = pinned.rows_of(split)
+    unknown = unknown_to(packages[0], pinned, split)
+    if unknown:
+        say(unknown)
     judged = evaluate.judge(packages, pinned.table, pinned.version, where, say)
     if not len(judged):
         return judged
@@ -43,6 +46,26 @@ def judge(
             "the champion or the challenger has learned from them"
         )
     return judged.filter(pc.invert(is_known))
+
+
+def unknown_to(champion: Package, pinned: Pinned, split: str) -> str:
+    """What to say where a split has classes that the champion cannot predict; "" where it has none.
+
+    A class that was renamed in the table is one, and the champion loses all of its images.
+    """
+    labels = pinned.labels(split)
+    unknown = {name: images for name, images in labels.items() if name not in champion.classes}
+    if not unknown:
+        return ""
+    gone = [name for name in champion.classes if name not in labels]
+    text = (
+        f"{sum(unknown.values()):,} of the {sum(labels.values()):,} labels in feed.test={split} "
+        f"are of classes that the champion does not know, as {min(unknown)!r}: it is wrong on all "
+        "of them"
+    )
+    if gone:
+        text += f". Of its own, {min(gone)!r} has no test image any more: was a class renamed?"
+    return text
 
 
 def learned_ids(

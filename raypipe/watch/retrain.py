@@ -89,6 +89,7 @@ class RetrainResult:
     device_s: float = 0.0  # that the challenger's trainings held devices
     named: tuple[Named, ...] = ()  # slices that the gate names
     measured: Measured | None = None  # latency and size, where the gate limits them
+    left: RetrainResult | None = None  # of a run that was killed: what this one has carried out
 
 
 def retrain(
@@ -109,11 +110,38 @@ def retrain(
     they are pinned already. told: called with each state that is reached and kept. decided: called
     with the decision to train or not, before anything is trained. monitors: get the epochs.
     """
-    is_named = champion is not None
     options = cfg.watch.storage_options
     past = Journal(cfg.watch.place(job.run, "retrains"), f"{store.model}@{store.alias}", options)
-    _finish(store, job.run, cfg.watch, past, say, _limits(cfg.gate))
+    left = _finish(store, job.run, cfg.watch, past, say, _limits(cfg.gate))
+    done = _asked_for(
+        store, job, cfg, checked, champion, past, say, pinned, told, decided, monitors
+    )
+    return done if left is None else replace(done, left=left)
+
+
+def _asked_for(
+    store: Store,
+    job: TrainJob,
+    cfg: RetrainConfigs,
+    checked: CheckResult | None,
+    champion: ModelVersion | None,
+    past: Journal,
+    say: Callable[[str], None],
+    pinned: Pinned | None,
+    told: Callable[[str], None],
+    decided: Callable[[Decision], None],
+    monitors: Sequence[Monitor],
+) -> RetrainResult:
+    """As `retrain`, where nothing is left behind."""
+    is_named = champion is not None
     champion = champion or promote.require_champion(store)
+    if checked is not None and not _is_of(checked, champion):
+        # Somebody has moved the alias since the check: that one's drift says nothing of this one.
+        text = f"{champion} has become champion meanwhile: the check is of {checked.model}"
+        if not cfg.watch.force:
+            return RetrainResult(champion, None, Decision(False, text), ())
+        say(f"{text}, and is not what called for this retrain")
+        checked = None
     package = promote.fetch(store, champion)
     # Both are compared on the same labels, and the challenger would not be promoted.
     of_task.require_same("The challenger", job.model.task, str(champion), package.task.kind)
@@ -161,6 +189,12 @@ def retrain(
         return _retrain(
             store, job, cfg, checked, champion, package, pinned, held, asked, spent_h, say, monitors
         )
+
+
+def _is_of(checked: CheckResult, champion: ModelVersion) -> bool:
+    """By name, number and package. An older raypipe kept no seal."""
+    seals = {checked.seal, champion.seal} - {None}
+    return checked.model == str(champion) and len(seals) < 2
 
 
 def _key(job: TrainJob, cfg: RetrainConfigs, champion: ModelVersion, pinned: Pinned) -> str:
@@ -362,31 +396,32 @@ def _finish(
     past: Journal,
     say: Callable[[str], None],
     limits: str = "",
-) -> None:
-    """Carry out the decision that a killed run has left behind, if there is one.
+) -> RetrainResult | None:
+    """Carry out the decision that a killed run has left behind, if there is one; returns it.
 
     Whatever this run is about: its check may find no drift, or the alias may have moved already.
     limits: names the gate's settings; what was decided by others is not carried out any more.
     """
     compared = [event for event in past.events if event.event == "compared"]
     if not compared or past.data(compared[-1].cycle, "ended") is not None:
-        return
+        return None
     cycle = compared[-1].cycle
     with hold(past, cycle, say) as held:
         left = past.data(cycle, "compared")
         if isinstance(held, Busy) or left is None or past.data(cycle, "ended") is not None:
-            return
+            return None
         say("An earlier run ended before it had carried its decision out")
         lost = _lost(store, run, watch, left) or _outdated(store, run, watch, left, limits)
         if lost:
             # Else no retrain of this model could ever begin.
             held.reached("ended", **left)
             say(f"It is not carried out: {lost}")
-            return
+            return None
         done = _decided(store, run, watch, left)
         if done is not None:
             held.reached("ended", **left)
             say(done.decision.reason)
+        return done
 
 
 def _lost(store: Store, run: RunConfig, watch: WatchConfig, kept: Mapping[str, Any]) -> str:

@@ -71,7 +71,12 @@ def tango_bound(won: int, lost: int, rows: int, level: float) -> float:
 
 
 def student_p(difference: float, error: float, rows: int, tolerance: float) -> float:
-    """The p-value of 'worse by `tolerance` or more'; `error` is the difference's standard error."""
+    """The p-value of 'worse by `tolerance` or more'; `error` is the difference's standard error.
+
+    Of one row nobody knows it: nothing is shown, here as below.
+    """
+    if rows < 2:
+        return 1.0
     excess = difference + tolerance
     if error == 0:
         return 0.0 if excess > 0 else 1.0
@@ -80,6 +85,8 @@ def student_p(difference: float, error: float, rows: int, tolerance: float) -> f
 
 def student_p_harmed(difference: float, error: float, rows: int) -> float:
     """The p-value of 'no worse'."""
+    if rows < 2:
+        return 1.0
     if error == 0:
         return 0.0 if difference < 0 else 1.0
     return float(stdtr(rows - 1, difference / error))
@@ -87,6 +94,8 @@ def student_p_harmed(difference: float, error: float, rows: int) -> float:
 
 def student_bound(difference: float, error: float, rows: int, level: float) -> float:
     """The lower confidence bound of the difference."""
+    if rows < 2:
+        return -math.inf
     return difference - float(stdtrit(rows - 1, 1 - level)) * error
 
 

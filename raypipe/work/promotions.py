@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from raypipe.errors import RaypipeError, one_line
+from raypipe.errors import one_line
 from raypipe.job import Job
-from raypipe.registry import follow
+from raypipe.registry import follow, recorded
 from raypipe.registry import promote as registry
 from raypipe.registry.moves import Move
 from raypipe.registry.store import Store, open_store
@@ -122,9 +122,20 @@ def _gate(job: Job, store: Store, version: int) -> str:
     """The newest decision about a version, in words; "not compared" without one."""
     try:
         row = records.decision_about(job.run, job.watch, f"{store.model}/{version}")
-    except RaypipeError as e:
-        # A move by hand must not depend on it.
+        is_own = row is None or _is_own(store, version, str(row.get("key", "")))
+    except Exception as e:
+        # A move by hand must not depend on it, nor on how MLflow is.
         return f"not known: {one_line(e)}"
     if row is None:
         return "not compared"
+    if not is_own:
+        return f"not known: nothing in this registry names the comparison {row.get('key')}"
     return f"against {row.get('champion')}: {row.get('reason')}"
+
+
+def _is_own(store: Store, version: int, key: str) -> bool:
+    """Is the comparison one of this registry's? Another one may have a model of this name, and its
+    records lie in the same folder."""
+    named = registry.require_version(store, version, "")
+    own = recorded.decision_of(store, named) == key
+    return own or recorded.of_key(store, key) is not None

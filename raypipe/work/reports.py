@@ -285,7 +285,7 @@ def _timeline_page(told: Told, places: Sequence[str]) -> report.Page:
 
 def _open(job: Job) -> Store:
     find.require_store(job.run, job.registry)
-    return open_store(job.run, job.registry, create=False)
+    return open_store(job.run, job.registry, job.artifacts, create=False)
 
 
 def _keep(result: Result, page: Path) -> None:

@@ -59,11 +59,20 @@ def of_check(checked: CheckResult | Waiting) -> tuple[str, list[Event]]:
 def of_retrain(run: str, done: RetrainResult, now: ModelVersion | None) -> list[Event]:
     """What was decided, whether the champion moved, and that the retrain has finished.
 
-    now: the champion after it.
+    now: the champion after it. What a killed run has left behind nobody has told of yet.
     """
+    left = [] if done.left is None else _of_decision(run, done.left, done.left.challenger)
+    named = str(done.challenger) if done.challenger else None
+    finished = state(run, "finished", challenger=named, training=done.key)
+    return [*left, *_of_decision(run, done, now), finished]
+
+
+def _of_decision(run: str, done: RetrainResult, now: ModelVersion | None) -> list[Event]:
     decision, challenger = done.decision, done.challenger
     named = str(challenger) if challenger else None
     facts = {"act": decision.act, "champion": str(done.champion), "challenger": named}
+    # The id is made of facts: another reason is another event, which a receiver has not heard yet.
+    facts["reason"] = decision.reason
     events = [Event("decision", run, decision.reason, facts)]
     if challenger is not None and decision.act and now is not None:
         moved = {
@@ -73,4 +82,4 @@ def of_retrain(run: str, done: RetrainResult, now: ModelVersion | None) -> list[
         }
         # Somebody else may have moved the alias since: then that is what is told.
         events.append(Event("promotion", run, f"{now} replaces {done.champion}", moved))
-    return [*events, state(run, "finished", challenger=named, training=done.key)]
+    return events

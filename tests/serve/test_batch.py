@@ -33,9 +33,11 @@ from raypipe.tables.table import Columns, ImageTable, TableConfig, append
 from raypipe.train import trainer, unseen
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.publish import publish
+from raypipe.watch import records
 from raypipe.watch.check import check, read_batch
 from raypipe.watch.detect import DriftConfig, DriftReport
 from raypipe.watch.pictures import images_of, picture_of
+from raypipe.watch.settings import WatchConfig
 from raypipe.work.results.watching import Drifted
 
 
@@ -368,6 +370,12 @@ def test_a_check_shows_which_engine_it_was_and_why(
     runs = store.client.search_runs([store.experiment_id], max_results=100)
     (run,) = (run for run in runs if run.info.run_name == "drift wide")
     assert run.data.params["drift.engine"] == "exact" and run.data.params["drift.notes"] == both
+
+    # The row had the name of the first that asked, and another watch never saw it in its history.
+    for _ in range(2):
+        other = check(store, job.run, job.table, "other", PredictConfig(), drift, champion)
+    rows = records.checks(job.run, WatchConfig()).rows
+    assert [row["name"] for row in rows if row["key"] in (done.key, other.key)] == ["wide", "other"]
 
 
 def test_where_no_image_decodes_there_are_rows_and_nothing_to_compare(

@@ -349,3 +349,40 @@ def test_a_cold_start_is_said(tmp_path: Path, watch: dict[str, Any], why: str) -
     same, start = begin.begin(job, cfg, CHAMPION, of(learned.NONE_N2), pinned, said.append)
     assert same.train.start_from is None and start.version is None and why in said[0]
     assert start.facts(same)["weights"] == "pretrained"
+
+
+def test_a_class_that_was_renamed_is_told_before_it_decides(tmp_path: Path) -> None:
+    """Any challenger won by all images of that class, and nothing said why."""
+    job = job_at(tmp_path)
+    pinned = add(job, NAMES, SPLITS)
+
+    def said(*classes: str) -> str:
+        return judging.unknown_to(cast(Package, SimpleNamespace(classes=classes)), pinned, "test")
+
+    assert said("a", "b") == said("a", "b", "c") == ""
+    assert "2 of the 4 labels in feed.test=test" in said("a", "B") and "as 'b'" in said("a", "B")
+    assert "'B' has no test image any more: was a class renamed?" in said("a", "B")
+    assert "renamed" not in said("a"), "a table grows"
+
+
+def test_rows_without_an_id_are_known_by_their_image_alone(tmp_path: Path) -> None:
+    """No id was one id: with one such row in training, all test rows without an id counted as
+    learned from, and no challenger was ever compared."""
+    job = job_at(tmp_path)
+    columns = {
+        "image_id": pa.array([None if n % 2 else f"i{n}" for n in range(10)], pa.string()),
+        "image": [b"x"] * 10,
+        "label": ["a", "b"] * 5,
+        "split": SPLITS,
+        # The last test row is a copy of the first training row.
+        "sha256": [sha(str(n % 9)) for n in range(10)],
+    }
+    append(job.table.uri, pa.table(columns), "add")
+    pinned = pin(job.table, job.feed)
+    learned_N2, where = learned.of_training(job, pinned), pinned.rows_of("test")
+    rows_N2 = learned.rows_of(pinned, pinned.version, where)[1]
+    assert learned.is_among(rows_N2, learned_N2).tolist() == [False, False, False, True]
+    # A package of an older raypipe has the hash of None among its ids.
+    hashed = hashlib.blake2b(repr((pinned.version.table_id, None)).encode(), digest_size=8)
+    older_N2 = np.array([[int.from_bytes(hashed.digest(), "little"), 1]], np.uint64)
+    assert not learned.is_among(rows_N2, older_N2).any()

@@ -219,3 +219,17 @@ def test_a_table_that_is_away_for_a_moment_is_no_lost_lease(
         held.reached("trained")
     events = [event.event for event in journal(place).events if event.event != "beat"]
     assert events == ["held", "trained", "released"]
+
+
+def test_a_machine_whose_clock_was_set_still_sees_that_a_process_lives() -> None:
+    """Linux counts a process's start from the boot, whose time moves with the clock: after a step
+    of two seconds a living holder was taken for dead, and a second retrain began beside it."""
+    mine = cycle._process()
+    before_the_step = mine | {"started": float(mine["started"]) - 3600}
+    assert cycle._is_alive(mine) is True and cycle._is_alive(before_the_step) is True
+    # The number of this process was another one's, and that one is gone.
+    assert cycle._is_alive(mine | {"ticks": int(mine["ticks"]) - 1}) is False
+    # Of an older raypipe.
+    older = {name: value for name, value in mine.items() if name != "ticks"}
+    assert cycle._is_alive(older) is True
+    assert cycle._is_alive(older | {"started": float(mine["started"]) - 3600}) is False

@@ -186,6 +186,17 @@ def test_chance_promotes_numbers_as_rarely_as_alpha_says_and_a_gain_is_seen() ->
     assert decide(better).act
 
 
+def test_a_slice_of_one_number_shows_nothing() -> None:
+    """A source with one test image, on which the error was larger, refused every challenger: one
+    number has no spread, and no spread was taken for certainty."""
+    alone = compare("one", [1.0], [3.0], is_new=False, unit=10.0)
+    assert alone.p_harmed == 1 and alone.p_worse(0.9) == 1 and alone.at_worst(0.05) == -np.inf
+    decision = decide(errors("many", 5.0, 3.0, is_new=True), alone)
+    assert decision.act, decision.reason
+    # Two that agree may refuse.
+    assert compare("two", [1.0, 1.0], [3.0, 3.001], is_new=False, unit=10.0).p_harmed < 0.01
+
+
 def test_rows_that_are_not_pairs_are_our_own_mistake() -> None:
     with pytest.raises(ValueError, match=r"paired rows of equal length.*\(2,\) and \(3,\)"):
         compare("s", [True, False], [True, False, True], is_new=False)

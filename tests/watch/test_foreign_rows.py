@@ -11,9 +11,10 @@ import pytest
 
 from raypipe.config import RunConfig
 from raypipe.errors import DataError
-from raypipe.tables.table import append
-from raypipe.watch import calls, cycle, decisions, window_log
+from raypipe.tables.table import TableVersion, append
+from raypipe.watch import calls, cycle, decisions, evidence_row, window_log
 from raypipe.watch.decide import Decision
+from raypipe.watch.detect import DriftReport
 from raypipe.watch.settings import WatchConfig
 
 NOW = datetime(2026, 11, 25, tzinfo=UTC)
@@ -92,3 +93,21 @@ def test_columns_of_other_types(tmp_path: Path) -> None:
         window_log.Log(str(tmp_path / "windows"), "x", None)
     with pytest.raises(DataError, match="number is string"):
         cycle.Journal(str(tmp_path / "retrains"), "x", None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({name: None} for name in ("evidence", "unusual", "notes", "parts", "is_drift")),
+        {"evidence": '[{"detector": "mmd", "newer": 1}]'},
+        {"unusual": "[1]"},
+        {"parts": "{"},
+    ],
+)
+def test_evidence_of_drift(changes: dict[str, Any]) -> None:
+    """Of a newer raypipe, or damaged: the check of that window ended in a traceback each night."""
+    found = DriftReport((), 0.5, False, 0.01, 30, 40, ((1, 2.0),))
+    row = evidence_row.as_row("k", "n", "m/1", TableVersion("t", 1), found)
+    assert evidence_row.of_row(row).unusual == found.unusual
+    with pytest.raises(DataError, match=r"this raypipe did not write.*restore the table"):
+        evidence_row.of_row(row | changes)

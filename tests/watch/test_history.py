@@ -180,3 +180,18 @@ def test_a_loss_that_labels_show_is_not_overruled_by_an_estimate(tmp_path: Path)
     assert of_evidence(run, labels, **came, no_estimate="too far").by_labels
     for odd in ("", "no json", "[1]", "{}", '[{"detector": "labels"}]'):
         assert not of_evidence(run, odd, **came, **cheap).by_labels
+
+
+def test_device_hours_of_a_retrain_that_broke_are_spent(tmp_path: Path) -> None:
+    """Only the end of a retrain was counted: of one that broke after its training, or was taken up
+    again afterwards, watch.policy.budget_h knew nothing."""
+    run = RunConfig(name="a", dir=str(tmp_path))
+    past = cycle.Journal(WATCH.place(run, "retrains"), "m@champion", None)
+    with pytest.raises(RuntimeError), cycle.hold(past, "broke") as held:
+        held.reached("trained", device_s=7200.0)  # type: ignore[union-attr]
+        raise RuntimeError
+    for _ in range(2):
+        [one] = history.tried(past, "next", WATCH, run, datetime.now(UTC))
+        assert one.device_h == 2
+        with cycle.hold(past, "broke"):
+            pass

@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from raypipe.config import RunConfig
+from raypipe.config import RunConfig, validate
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
-from raypipe.tables.table import append
+from raypipe.search.settings import SearchConfig
+from raypipe.tables.table import TableVersion, append
+from raypipe.train.job import TrainJob
 from raypipe.watch import decisions, retrain
+from raypipe.watch.check import CheckResult
 from raypipe.watch.cycle import Journal, hold
-from raypipe.watch.decide import Decision
+from raypipe.watch.decide import Decision, GateConfig
+from raypipe.watch.detect import DriftReport
 from raypipe.watch.settings import WatchConfig
 
 WATCH = WatchConfig()
@@ -69,3 +73,24 @@ def test_a_decision_by_other_limits_is_not_carried_out(
         assert int(store.client.get_model_version_by_alias("m", "champion").version) == ends
         assert ("settings of the gate have changed" in said[-1]) == (ends == 1)
         assert journal.data(cycle, "ended") is not None
+
+
+def test_drift_of_the_champion_before_calls_for_no_retrain_of_the_new_one(
+    left: tuple[RunConfig, Store, Journal],
+) -> None:
+    """The check before a retrain is of m/1. Then the decision that was left makes m/2 champion: it
+    inherited the alarm, and with labels of that night a retrain of it began."""
+    run, store, _ = left
+    store.client.set_registered_model_alias("m", "champion", "1")
+    found = DriftReport((), 1e-4, True, 0.05, 500, 200, ())
+    checked = CheckResult(
+        "batch", "m/1", TableVersion("/t", 1), found, "p.html", ("/p", "k"), "abc"
+    )
+    job = validate(TrainJob, {"run": run.model_dump(), "table": {"uri": str(run.path / "none")}})
+    cfg = retrain.RetrainConfigs(SearchConfig(), WATCH, GateConfig())
+    done = retrain.retrain(store, job, cfg, checked, say=lambda text: None)
+    assert (str(done.champion), done.challenger, done.decision.act) == ("m/2", None, False)
+    assert done.decision.reason == "m/2 has become champion meanwhile: the check is of m/1"
+    # Nobody else tells of the promotion: the killed run could not.
+    assert done.left is not None and done.left.decision == Decision(True, "better")
+    assert retrain.retrain(store, job, cfg, checked, say=lambda text: None).left is None, "once"

@@ -130,6 +130,19 @@ def test_an_event_is_signed_json(receiver: Receiver, tmp_path: Path) -> None:
     assert "authorization" not in headers and not notes(tmp_path)
 
 
+def test_a_secret_that_looks_like_a_part_of_a_number_tears_no_event(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note was no JSON any more, and was dropped without a word."""
+    monkeypatch.setenv("DB_PASSWORD", "12345678")
+    one = Event("check", "run1", "by 12345678", {"p_value": 0.12345678, "named": ["12345678"]})
+    opened(tmp_path, receiver.url).send(one)
+    [(_, _, body)] = receiver.got
+    told = json.loads(body)
+    assert told["facts"] == {"p_value": 0.12345678, "named": ["***"]} and told["text"] == "by ***"
+    assert told["id"] == one.id and not notes(tmp_path)
+
+
 def test_ids_are_of_content_and_a_heartbeat_is_of_its_time() -> None:
     first, later = check(), Event("check", "run1", "otherwise said", check().facts, at="2001")
     assert first.id == later.id != check(2).id

@@ -53,6 +53,24 @@ def test_a_retrain() -> None:
     assert {e.run for e in told.of_retrain("abc", won, NEW)} == {"abc"}
 
 
+def test_what_a_killed_run_has_left_and_another_one_carried_out() -> None:
+    """The alias moved, and no receiver ever heard of it."""
+    left = RetrainResult(OLD, NEW, Decision(True, "better"), (), key="t")
+    done = RetrainResult(NEW, None, Decision(False, "the check is of cells/1"), (), left=left)
+    decided, moved, then, state = told.of_retrain("abc", done, NEW)
+    assert (decided.text, moved.text) == ("better", "cells/2 replaces cells/1")
+    assert moved.facts == {"model": "cells", "version_from": 1, "version_to": 2}
+    assert then.text == "the check is of cells/1" and state.facts["state"] == "finished"
+
+
+def test_another_answer_about_the_same_check_is_another_event() -> None:
+    """A receiver drops an event whose id it knows: it never heard why a retrain did not begin."""
+    reasons = ("waiting for labels", "2 retrains within a day", "waiting for labels")
+    done = [RetrainResult(OLD, None, Decision(False, reason), ()) for reason in reasons]
+    first, other, again = (told.of_retrain("abc", one, OLD)[0].id for one in done)
+    assert first == again != other
+
+
 def test_a_retrain_without_a_check_has_a_run_of_its_own() -> None:
     assert told.run_of(checked(), OLD, TABLE) == "abc"
     forced = told.run_of(None, OLD, TABLE)

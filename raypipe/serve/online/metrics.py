@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from prometheus_client import (
@@ -89,11 +91,24 @@ class Metrics:
         )
         self.serving = Gauge(
             "raypipe_model_serving",
-            "1 for the versions in use",
+            "1 for the versions in use, 0 for those that were",
             ["model", "role"],
             multiprocess_mode="livemax",
             registry=own,
         )
+        self._shown: set[tuple[str, str]] = set()
+        self._turn = threading.Lock()
+
+    def show(self, serving: Mapping[str, str]) -> None:
+        """The versions in use, by role. Others go to 0: where processes add up, prometheus_client
+        can remove none."""
+        now = {(version, role) for role, version in serving.items()}
+        with self._turn:
+            for gone in self._shown - now:
+                self.serving.labels(*gone).set(0)
+            for one in now:
+                self.serving.labels(*one).set(1)
+            self._shown |= now
 
     def text(self) -> bytes:
         """All replicas of this node, in Prometheus' text format."""

@@ -79,7 +79,8 @@ class Models:
         every_s: float,
         told: Callable[[str, str], None],
     ) -> None:
-        """told: called with (version, "loaded" or "refused") after each attempt to load."""
+        """told: called with (version, what became of it): "loaded" or "refused" after an attempt
+        to load, "left" of a challenger without its alias, "stays" where a problem is over."""
         self.task = task
         self._source = source
         self._every_s = every_s
@@ -145,14 +146,17 @@ class Models:
         if target.version is None:
             # A champion stays when its alias is removed; a challenger leaves with its alias.
             if role == "challenger":
-                self._served.pop(role, None)
-                self._problems.pop(role, None)
+                left = self._served.pop(role, None)
+                problem = self._problems.pop(role, None)
+                if left or problem:
+                    self._told(left.version if left else "", "left")
             else:
                 self._refuse(role, "", "the alias names no version")
             return
         served = self._served.get(role)
         if served is not None and _same(served, target):
-            self._problems.pop(role, None)
+            if self._problems.pop(role, None):
+                self._told(served.version, "stays")
             return
         # A version that was refused is tried again later, less and less often.
         problem = self._problems.get(role)

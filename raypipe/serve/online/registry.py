@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from raypipe.config import RunConfig
@@ -22,31 +22,40 @@ from raypipe.serve.online.models import Role, Target
 from raypipe.serve.online.settings import ServeConfig
 
 REMEMBERED = 16  # versions whose files may still be asked for
+# A replica that has missed so many looks at the alias, and these seconds, is gone.
+FEWEST_ASKS, SILENT_S = 10, 10.0
 
 
 class Registry:
     """Answers replicas; several may ask at once."""
 
-    def __init__(self, run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> None:
+    def __init__(
+        self,
+        run: RunConfig,
+        registry: RegistryConfig,
+        cfg: ServeConfig,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = open_store(run, registry)
         self._cfg = cfg
+        self._clock = clock
         self._lock = threading.Lock()
         self._asked_at = -math.inf
         self._targets: dict[Role, Target] = {}
         self._versions: dict[str, ModelVersion] = {}
-        # By replica: what it serves, for the process that started the server.
-        self._reports: dict[str, Mapping[str, str]] = {}
+        # By replica: when it asked last, and what it serves, for who started the server.
+        self._reports: dict[str, tuple[float, Mapping[str, str]]] = {}
 
     def targets(
         self, replica: str = "", report: Mapping[str, str] | None = None
     ) -> dict[Role, Target]:
         """What each role should be. Many replicas cost one question to MLflow."""
         if report is not None:
-            self._reports[replica] = report
+            self._reports[replica] = self._clock(), report
         with self._lock:
-            if time.monotonic() - self._asked_at > self._cfg.follow_s / 2:
+            if self._clock() - self._asked_at > self._cfg.follow_s / 2:
                 self._targets = self._ask()
-                self._asked_at = time.monotonic()
+                self._asked_at = self._clock()
             return self._targets
 
     def files(self, role: Role, version: str) -> dict[str, bytes]:
@@ -63,8 +72,11 @@ class Registry:
             raise RaypipeError(f"The registry does not give its files: {one_line(e)}") from e
 
     def reports(self) -> dict[str, Mapping[str, str]]:
-        """What the replicas reported last."""
-        return self._reports
+        """What the replicas reported last, without those that have not asked for long: one that was
+        replaced would be heard for ever beside its successor."""
+        since = self._clock() - FEWEST_ASKS * self._cfg.follow_s - SILENT_S
+        told = list(self._reports.items())
+        return {replica: report for replica, (at, report) in told if at >= since}
 
     def _ask(self) -> dict[Role, Target]:
         targets: dict[Role, Target] = {"champion": self._target("")}

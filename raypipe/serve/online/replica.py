@@ -173,8 +173,9 @@ class Replica:
         self.metrics.log_rows.labels(kind).inc(rows)
 
     def _tell(self, version: str, result: str) -> None:
-        """A version was loaded or refused."""
-        self.metrics.loads.labels(version, result).inc()
+        """A version was loaded or refused, or a role has changed otherwise."""
+        if result in ("loaded", "refused"):
+            self.metrics.loads.labels(version, result).inc()
         report: dict[str, str] = {}
         roles: tuple[Role, ...] = ("champion", "challenger")
         for role in roles:
@@ -184,16 +185,7 @@ class Replica:
             if problem is not None:
                 report[f"{role} problem"] = f"{problem.version} is not served: {problem.why}"
         self._asked.report = report
-        if result == "loaded":
-            self._show_serving()
-
-    def _show_serving(self) -> None:
-        self.metrics.serving.clear()
-        roles: tuple[Role, ...] = ("champion", "challenger")
-        for role in roles:
-            served = self.models.of(role)
-            if served is not None:
-                self.metrics.serving.labels(served.version, role).set(1)
+        self.metrics.show({role: report[role] for role in roles if role in report})
 
 
 def _plan(cfg: ServeConfig, served: Served, workers: int) -> batching.BatchPlan:

@@ -109,6 +109,16 @@ class Keeper:
             self._stopped = True
             self._change.notify()
         self._thread.join(timeout=30)
+        with self._change:
+            answers, labels = len(self._entries), len(self._feedback)
+        if answers or labels:
+            self._told("dropped", answers + labels)
+            log.warning(
+                "%d answers and %d labels were not written to the request log, and are lost: %s",
+                answers,
+                labels,
+                self.problem or "it does not end",
+            )
 
     def _fits(self, size: int) -> bool:
         rows = len(self._entries) + len(self._feedback)

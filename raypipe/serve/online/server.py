@@ -266,9 +266,12 @@ def _tell(
             is_problem = what.endswith("problem")
             stays = f"; {report.get('champion')} stays" if is_problem else ""
             say(f"{what}: {text}{stays}")
-        # A problem that is over may come again, and is news then.
-        for what in [name for name in told if name.endswith("problem") and name not in report]:
-            del told[what]
+    # What nobody reports any more may come again, and is news then. A champion never leaves.
+    known = {what for report in reports.values() for what in report} | {"champion"}
+    for what in [name for name in told if reports and name not in known]:
+        del told[what]
+        if not what.endswith("problem"):
+            say(f"{what}: none")
 
 
 def _require_port(cfg: ServeConfig) -> None:

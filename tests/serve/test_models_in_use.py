@@ -1,0 +1,130 @@
+"""Which versions a replica says that it serves, when they change."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raypipe.config import RunConfig
+from raypipe.models.zoo import ImageModel, ModelConfig
+from raypipe.registry.package import Package, Reference, build
+from raypipe.registry.tracking import RegistryConfig
+from raypipe.serve.online import metrics, server
+from raypipe.serve.online.batching import Outcome
+from raypipe.serve.online.models import Models, Role, Target
+from raypipe.serve.online.registry import Registry
+from raypipe.serve.online.request_log import Entry, Keeper, now
+from raypipe.serve.online.settings import ServeConfig
+
+SHOWN = """
+from raypipe.serve.online.metrics import Metrics
+made = Metrics()
+for now in ({"champion": "m/1", "challenger": "m/2"}, {"champion": "m/2"}, {"champion": "m/1"}):
+    made.show(now)
+    lines = made.text().decode().splitlines()
+    shown = [line for line in lines if line.startswith("raypipe_model_serving{")]
+    print(*sorted(line.split('"')[1] for line in shown if line.endswith(" 1.0")))
+"""
+
+
+def test_versions_that_are_not_in_use_any_more_are_not_shown_as_if(tmp_path: Path) -> None:
+    """prometheus_client clears nothing where processes add up: each version that had ever been
+    served stayed at 1."""
+    done = subprocess.run(
+        [sys.executable, "-c", SHOWN],
+        env={metrics.FOLDER: str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    # The challenger became champion, and was rolled back.
+    assert done.stdout.splitlines() == ["m/1 m/2", "m/2", "m/1"]
+
+
+class Shelf:
+    """Versions of one package, and which one each role should be."""
+
+    def __init__(self, package: Package) -> None:
+        self.package = package
+        self.wanted: dict[Role, Target] = {}
+
+    def targets(self) -> Mapping[Role, Target]:
+        return self.wanted
+
+    def files(self, role: Role, version: str) -> Mapping[str, bytes]:
+        return dict(self.package.files) if version != "m/9" else {}
+
+
+def test_a_challenger_that_leaves_and_a_problem_that_is_over_are_told(tmp_path: Path) -> None:
+    """Only versions that were loaded or refused were: what had ended went on in the console's
+    reports and in the metrics."""
+    cfg = ModelConfig(name="small_cnn", mode="finetune", pretrained=False, side_px=32)
+    empty = Reference(np.empty((0, 1)), np.empty((0, 1)), ())
+    made = Package(build(tmp_path, ImageModel(cfg, 2), cfg, ("a", "b"), empty, {}))
+    shelf, told = Shelf(made), list[tuple[str, str]]()
+    models = Models(
+        shelf, "single_label", ("champion", "challenger"), 1.0, lambda *one: told.append(one)
+    )
+
+    def look(role: Role, version: str | None) -> list[tuple[str, str]]:
+        told.clear()
+        shelf.wanted = {role: Target(version, made.seal)}
+        models.look(role)
+        return list(told)
+
+    assert look("champion", "m/1") == [("m/1", "loaded")] and look("champion", "m/1") == []
+    assert look("champion", "m/9") == [("m/9", "refused")]
+    assert look("champion", "m/1") == [("m/1", "stays")] and models.problem("champion") is None
+    assert look("challenger", "m/2") == [("m/2", "loaded")]
+    assert look("challenger", None) == [("m/2", "left")] and look("challenger", None) == []
+
+
+def test_a_replica_that_was_replaced_is_not_heard_for_ever(tmp_path: Path) -> None:
+    """After a promotion the console told its version and the new one, in turns, every second."""
+    time, said, told = [0.0], list[str](), {"champion": "m/1"}
+    run = RunConfig(name="m", dir=str(tmp_path))
+    registry = Registry(run, RegistryConfig(), ServeConfig(follow_s=2), lambda: time[0])
+
+    def heard(**reports: dict[str, str]) -> list[str]:
+        said.clear()
+        for replica, report in reports.items():
+            registry.targets(replica, report)
+        server._tell(registry.reports(), told, said.append)
+        return list(said)
+
+    assert heard(old={"champion": "m/1"}) == []
+    time[0] += 40
+    assert heard(new={"champion": "m/2", "challenger": "m/3"}) == [
+        "champion: m/2",
+        "challenger: m/3",
+    ]
+    assert heard(new={"champion": "m/2", "challenger": "m/3"}) == []
+    assert heard(new={"champion": "m/2"}) == ["challenger: none"]
+    assert heard(new={"champion": "m/2"}) == []
+
+
+class FullDisk:
+    """A request log that nobody can write."""
+
+    def add(self, images: object, answers: object) -> None:
+        raise OSError("No space left on device")
+
+
+def test_what_a_server_could_not_keep_is_told_at_its_end(
+    caplog: pytest.LogCaptureFixture, heard: None
+) -> None:
+    """It was warned of once, perhaps days before, and nobody heard that it was lost in the end."""
+    counted = list[tuple[str, int]]()
+    keeper = Keeper(FullDisk(), 60.0, lambda *one: counted.append(one))  # type: ignore[arg-type]
+    outcome = Outcome("m/1", "champion", ("a", "b"), label="a")
+    for number in range(3):
+        keeper.note(Entry(f"{number:032x}", b"no image", "champion", outcome, 0.1, now()))
+    keeper.close()
+    assert counted == [("dropped", 3)]
+    assert "3 answers and 0 labels were not written" in caplog.text and "No space" in caplog.text
