@@ -19,7 +19,7 @@ from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.watch.check import CheckResult, read_batch
 from raypipe.watch.evidence_row import now
 from raypipe.watch.pictures import picture_of
-from raypipe.watch.retrain import RetrainResult
+from raypipe.watch.retrained import RetrainResult
 
 SHOWN = 12  # verdicts of cleaning with a picture
 

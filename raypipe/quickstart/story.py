@@ -44,7 +44,8 @@ from raypipe.tables.ingest import IngestResult, ingest
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.watch import calls
 from raypipe.watch.check import CheckResult, check
-from raypipe.watch.retrain import RetrainConfigs, RetrainResult, retrain
+from raypipe.watch.retrain import RetrainConfigs, retrain
+from raypipe.watch.retrained import RetrainResult
 from raypipe.work import tables, verbs
 
 CELLS = "raypipe.quickstart.elpv:cells"

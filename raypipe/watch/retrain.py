@@ -16,11 +16,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from raypipe.config import RunConfig, key_of, validate
+from raypipe.config import key_of, validate
 from raypipe.errors import DataError, RaypipeError, one_line
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.monitor.monitor import Monitor
-from raypipe.registry import of_task, promote, runs
+from raypipe.registry import of_task, promote
 from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
@@ -42,6 +42,7 @@ from raypipe.watch import (
     labels,
     limited,
     policy,
+    retrained,
 )
 from raypipe.watch.begin import begin, within_budget
 from raypipe.watch.check import CheckResult
@@ -49,7 +50,7 @@ from raypipe.watch.comparison import Comparison
 from raypipe.watch.cycle import Busy, Held, Journal, hold
 from raypipe.watch.decide import Decision, GateConfig
 from raypipe.watch.evidence_row import now
-from raypipe.watch.limits import Measured, Named
+from raypipe.watch.retrained import RetrainResult
 from raypipe.watch.settings import WatchConfig
 
 log = logging.getLogger("raypipe")
@@ -76,22 +77,6 @@ class RetrainConfigs:
     clean: CleanConfig = field(default_factory=CleanConfig)
 
 
-@dataclass(frozen=True)
-class RetrainResult:
-    """What was decided and why. Without a challenger, `challenger` and `slices` are empty."""
-
-    champion: ModelVersion
-    challenger: ModelVersion | None
-    decision: Decision
-    slices: tuple[Comparison, ...]
-    union: Comparison | None = None  # all rows of all slices
-    key: str | None = None  # of the challenger's training
-    device_s: float = 0.0  # that the challenger's trainings held devices
-    named: tuple[Named, ...] = ()  # slices that the gate names
-    measured: Measured | None = None  # latency and size, where the gate limits them
-    left: RetrainResult | None = None  # of a run that was killed: what this one has carried out
-
-
 def retrain(
     store: Store,
     job: TrainJob,
@@ -112,7 +97,7 @@ def retrain(
     """
     options = cfg.watch.storage_options
     past = Journal(cfg.watch.place(job.run, "retrains"), f"{store.model}@{store.alias}", options)
-    left = _finish(store, job.run, cfg.watch, past, say, _limits(cfg.gate))
+    left = retrained.finish(store, job.run, cfg.watch, past, say, retrained.limits_of(cfg.gate))
     done = _asked_for(
         store, job, cfg, checked, champion, past, say, pinned, told, decided, monitors
     )
@@ -163,7 +148,7 @@ def _asked_for(
     decided(wanted)
     if not wanted.act:
         return RetrainResult(champion, None, wanted, ())
-    done = _decided(store, job.run, cfg.watch, past.data(cycle, "ended"))
+    done = retrained.decided(store, job.run, cfg.watch, past.data(cycle, "ended"))
     if done is not None:
         say(done.decision.reason)
         return done
@@ -361,8 +346,8 @@ def _retrain(
     row = stored.to_pylist()[0]
     slices, union, decision = decisions.decided(row)
     evidence = {"decision": key, "check": Path(checked.page).stem if checked else None}
-    held.reached("compared", evidence=evidence, gate=_limits(cfg.gate), **spent)
-    decision = _carry_out(store, champion, challenger, decision, slices, evidence)
+    held.reached("compared", evidence=evidence, gate=retrained.limits_of(cfg.gate), **spent)
+    decision = retrained.carry_out(store, champion, challenger, decision, slices, evidence)
     held.reached("ended", evidence=evidence, **spent)
     say(decision.reason)
     done = RetrainResult(champion, challenger, decision, slices, union, trained, device_s)
@@ -384,99 +369,6 @@ def _left_h(watch: WatchConfig, held: Held, spent_h: float) -> float | None:
     return float(kept["left_h"]) if kept else None
 
 
-def _limits(gate: GateConfig) -> str:
-    """Names the settings of the gate."""
-    return key_of("gate", decide.key_part(gate))
-
-
-def _finish(
-    store: Store,
-    run: RunConfig,
-    watch: WatchConfig,
-    past: Journal,
-    say: Callable[[str], None],
-    limits: str = "",
-) -> RetrainResult | None:
-    """Carry out the decision that a killed run has left behind, if there is one; returns it.
-
-    Whatever this run is about: its check may find no drift, or the alias may have moved already.
-    limits: names the gate's settings; what was decided by others is not carried out any more.
-    """
-    compared = [event for event in past.events if event.event == "compared"]
-    if not compared or past.data(compared[-1].cycle, "ended") is not None:
-        return None
-    cycle = compared[-1].cycle
-    with hold(past, cycle, say) as held:
-        left = past.data(cycle, "compared")
-        if isinstance(held, Busy) or left is None or past.data(cycle, "ended") is not None:
-            return None
-        say("An earlier run ended before it had carried its decision out")
-        lost = _lost(store, run, watch, left) or _outdated(store, run, watch, left, limits)
-        if lost:
-            # Else no retrain of this model could ever begin.
-            held.reached("ended", **left)
-            say(f"It is not carried out: {lost}")
-            return None
-        done = _decided(store, run, watch, left)
-        if done is not None:
-            held.reached("ended", **left)
-            say(done.decision.reason)
-        return done
-
-
-def _lost(store: Store, run: RunConfig, watch: WatchConfig, kept: Mapping[str, Any]) -> str:
-    """What is not there any more of a decision, in words; "" if it can be carried out."""
-    row = decisions.find(run, watch, kept["evidence"]["decision"])
-    if row is None:
-        return "the row of the decision was deleted"
-    there = {version.version for version in promote.versions(store)}
-    gone = [text for text in (row["champion"], row["challenger"]) if _number(text) not in there]
-    return f"{gone[0]} was deleted" if gone else ""
-
-
-def _outdated(
-    store: Store, run: RunConfig, watch: WatchConfig, kept: Mapping[str, Any], limits: str
-) -> str:
-    """Why a decision is not this job's any more, in words; "" if it is, or was carried out."""
-    # An older raypipe kept no settings.
-    if not limits or kept.get("gate") in (None, limits):
-        return ""
-    row = decisions.find(run, watch, kept["evidence"]["decision"])
-    current = promote.champion(store)
-    if row and row["promoted"] and current and current.version == _number(row["challenger"]):
-        return ""
-    return "the settings of the gate have changed since: the next retrain compares by the new ones"
-
-
-def _number(version: str) -> int:
-    """Of a version as a decision names it."""
-    return int(version.rpartition("/")[2])
-
-
-def _decided(
-    store: Store, run: RunConfig, watch: WatchConfig, kept: Mapping[str, Any] | None
-) -> RetrainResult | None:
-    """The result of a retrain from its decision: nothing is trained or compared.
-
-    kept: what its journal says. Carrying it out once more does nothing, or says what stands against
-    it. None where there is no such decision.
-    """
-    row = decisions.find(run, watch, kept["evidence"]["decision"]) if kept else None
-    if kept is None or row is None:
-        return None
-    slices, union, decision = decisions.decided(row)
-    numbers = [_number(row[name]) for name in ("champion", "challenger")]
-    fix = "It was deleted: a retrain for another version of the table makes a new one"
-    champion, challenger = (promote.require_version(store, number, fix) for number in numbers)
-    try:
-        decision = _carry_out(store, champion, challenger, decision, slices, kept["evidence"])
-    except promote.Lost as e:
-        decision = Decision(False, str(e))
-    training, device_s = str(kept["training"]), float(kept["device_s"])
-    done = RetrainResult(champion, challenger, decision, slices, union, training, device_s)
-    return replace(done, **decisions.limited(row))
-
-
 def _evidence(checked: CheckResult | None) -> dict[str, Any]:
     """The drift check that called for a challenger, as its package keeps it."""
     if checked is None:
@@ -490,36 +382,3 @@ def _evidence(checked: CheckResult | None) -> dict[str, Any]:
         "alpha": found.alpha,
         "severity": str(found.severity),
     }
-
-
-def _carry_out(
-    store: Store,
-    champion: ModelVersion,
-    challenger: ModelVersion,
-    decision: Decision,
-    slices: tuple[Comparison, ...],
-    evidence: dict[str, Any],
-) -> Decision:
-    """Log the decision, and move the alias if it says so. Both do nothing the second time.
-
-    Returns the decision; where a rollback stands against it, one not to promote.
-    """
-
-    def log_into(run_id: str) -> None:
-        for s in slices:
-            values = {"champion": s.champion, "challenger": s.challenger, "p_value": s.p_value}
-            named = {f"gate.{s.slice}.{name}": value for name, value in values.items()}
-            runs.log_metrics(store, run_id, named)
-        runs.log_text(store, run_id, decision.reason, "decision.txt")
-
-    params = {"champion": str(champion), "challenger": str(challenger)}
-    runs.once(store, evidence["decision"], f"gate {challenger}", params, None, log_into)
-    promote.tag_decision(store, challenger, evidence["decision"], decision.act)
-    if not decision.act:
-        return decision
-    # Only if the alias still points at the champion that was compared.
-    try:
-        promote.promote(store, challenger, champion.version, evidence=evidence)
-    except promote.Barred as e:
-        return Decision(False, str(e))
-    return decision

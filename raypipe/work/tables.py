@@ -9,7 +9,7 @@ from typing import Any
 
 from raypipe.search.trials.standing import Standing
 from raypipe.watch.check import CheckResult
-from raypipe.watch.retrain import RetrainResult
+from raypipe.watch.retrained import RetrainResult
 
 MOST_FIELDS = 6  # of a leaderboard; more fields are one column of text
 LEVEL = 0.05  # of the loss "at worst"; one-sided, so the bound holds with 95 %

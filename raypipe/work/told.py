@@ -8,7 +8,7 @@ from raypipe.tables.table import TableVersion
 from raypipe.watch import feedback
 from raypipe.watch.check import CheckResult
 from raypipe.watch.events import Event, missed, state
-from raypipe.watch.retrain import RetrainResult
+from raypipe.watch.retrained import RetrainResult
 from raypipe.watch.windows import Waiting
 
 

@@ -30,8 +30,9 @@ from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.watch.check import CheckResult
 from raypipe.watch.check import check as check_batch
-from raypipe.watch.retrain import RetrainConfigs, RetrainResult
+from raypipe.watch.retrain import RetrainConfigs
 from raypipe.watch.retrain import retrain as retrain_job
+from raypipe.watch.retrained import RetrainResult
 from raypipe.work import promotions, reports
 
 SIDE = 64

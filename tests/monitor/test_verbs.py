@@ -23,7 +23,7 @@ from raypipe.serve.online.tally import Tally
 from raypipe.train.job import TrainJob
 from raypipe.watch import events, sinks
 from raypipe.watch.decide import Decision
-from raypipe.watch.retrain import RetrainResult
+from raypipe.watch.retrained import RetrainResult
 from raypipe.work import told
 from tests.conftest import Cli
 from tests.ingestion_server import RULE, TOKEN, Answer, Running, running

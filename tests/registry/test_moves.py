@@ -26,7 +26,7 @@ from raypipe.main import main
 from raypipe.registry import mlflow_model, moves, promote, tracking
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
-from raypipe.watch import retrain
+from raypipe.watch import retrained
 from raypipe.watch.decide import Decision
 from tests.registry import stores
 from tests.registry.stores import Address
@@ -233,7 +233,7 @@ def test_a_decision_that_was_carried_out_is_not_replayed(place: Place) -> None:
     def night(key: str) -> Decision:
         evidence = {"decision": key, "check": None}
         yes = Decision(True, "better")
-        return retrain._carry_out(store, champion, challenger, yes, (), evidence)
+        return retrained.carry_out(store, champion, challenger, yes, (), evidence)
 
     assert night("d1").act and night("d1").act and alias(store) == 2
     store.client.set_registered_model_alias(store.model, "champion", "1")

@@ -12,7 +12,7 @@ from raypipe.registry.tracking import RegistryConfig
 from raypipe.search.settings import SearchConfig
 from raypipe.tables.table import TableVersion, append
 from raypipe.train.job import TrainJob
-from raypipe.watch import decisions, retrain
+from raypipe.watch import decisions, retrain, retrained
 from raypipe.watch.check import CheckResult
 from raypipe.watch.cycle import Journal, hold
 from raypipe.watch.decide import Decision, GateConfig
@@ -50,10 +50,10 @@ def test_what_cannot_be_carried_out_does_not_stop_all_that_follow(
     else:
         Path(WATCH.place(run, "decisions")).rename(run.path / "elsewhere")
     said: list[str] = []
-    retrain._finish(store, run, WATCH, journal, said.append)
+    retrained.finish(store, run, WATCH, journal, said.append)
     assert "not carried out" in said[-1] and "deleted" in said[-1]
     events = journal.events
-    retrain._finish(store, run, WATCH, journal, said.append)
+    retrained.finish(store, run, WATCH, journal, said.append)
     assert journal.events == events and len(said) == 2, "once"
 
 
@@ -69,7 +69,7 @@ def test_a_decision_by_other_limits_is_not_carried_out(
         with hold(journal, cycle) as held:
             held.reached("compared", **kept)  # type: ignore[union-attr]
         said: list[str] = []
-        retrain._finish(store, run, WATCH, journal, said.append, now)
+        retrained.finish(store, run, WATCH, journal, said.append, now)
         assert int(store.client.get_model_version_by_alias("m", "champion").version) == ends
         assert ("settings of the gate have changed" in said[-1]) == (ends == 1)
         assert journal.data(cycle, "ended") is not None

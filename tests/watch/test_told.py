@@ -7,7 +7,7 @@ from raypipe.tables.table import TableVersion
 from raypipe.watch.check import CheckResult
 from raypipe.watch.decide import Decision
 from raypipe.watch.detect import DriftReport
-from raypipe.watch.retrain import RetrainResult
+from raypipe.watch.retrained import RetrainResult
 from raypipe.watch.windows import Waiting, Window
 from raypipe.work import told
 

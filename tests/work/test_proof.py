@@ -24,7 +24,7 @@ from raypipe.tables.commits import rows_once
 from raypipe.train import origin, trainer
 from raypipe.train.origin import CalledFor
 from raypipe.train.publish import publish
-from raypipe.watch import calls, decisions, evidence_row, retrain
+from raypipe.watch import calls, decisions, evidence_row, retrained
 from raypipe.watch.comparison import compare
 from raypipe.watch.decide import Decision
 from raypipe.work import reports
@@ -101,7 +101,7 @@ def loop(ray_session: str, tmp_path_factory: pytest.TempPathFactory) -> Loop:
     place = str(job.run.path / "decisions")
     rows_once(place, decisions.ROW, {"key": key}, lambda: row, "gate")
     named = {"decision": key, "check": f"drift-night-{CHECK}"}
-    retrain._carry_out(store, first, second, decision, slices, named)
+    retrained.carry_out(store, first, second, decision, slices, named)
     return Loop(root, job, store, first, second, key)
 
 

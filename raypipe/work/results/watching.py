@@ -13,7 +13,7 @@ from raypipe.watch.check import CheckResult
 from raypipe.watch.comparison import Comparison
 from raypipe.watch.feedback import Feedback
 from raypipe.watch.power import Power, as_facts
-from raypipe.watch.retrain import RetrainResult
+from raypipe.watch.retrained import RetrainResult
 from raypipe.watch.severity import Severity
 from raypipe.watch.windows import Waiting, Window
 from raypipe.work.result import Facts, Result, prepared_from
