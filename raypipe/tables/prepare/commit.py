@@ -115,6 +115,7 @@ def _origin(work: Work, plan: Plan, base: DeltaTable, made: list[Made], run: str
         quality=work.shape.quality,
         rows=before + sum(one.rows for one in made),
         run=run,
+        state=work.state(work.version),
     )
 
 
