@@ -23,15 +23,15 @@ LONG = 2**60  # next to it, a float64 tells numbers apart that differ by 256
 def test_long_numbers_name_groups_and_slices(column: pa.Array) -> None:
     """They ended an evaluation in a traceback, or two parts were one."""
     values = pa.chunked_array([column])
-    groups = evaluation._values(judged_rows._texts(values)).tolist()
-    assert groups == [str(LONG), str(LONG + 1), None]
+    expected = [str(LONG), str(LONG + 1), None]
     named = evaluation._values(judged_rows._slice_values(values)).tolist()
-    assert [None if name is None else str(name) for name in named] == groups
+    assert [None if name is None else str(name) for name in named] == expected
+    assert evaluation._values(judged_rows._texts(values)).tolist() == expected
 
 
 def test_short_numbers_stay_numbers_and_nan_is_no_group() -> None:
     for kind in (pa.int32(), pa.int64(), pa.float64(), pa.decimal128(10, 2)):
-        values = pa.chunked_array([pa.array([1, None, 3]).cast(kind)])
+        values = pa.chunked_array([pa.array([1.0, None, 3.0]).cast(kind)])
         found = evaluation._values(judged_rows._slice_values(values))
         assert found.dtype.kind == "f" and found[[0, 2]].tolist() == [1, 3]
     numbers = pa.chunked_array([pa.array([0.5, float("nan"), None])])

@@ -306,7 +306,8 @@ def test_an_image_that_no_reader_would_take_is_not_accepted(
     table: TableConfig, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ingest.max_pixels let it in, and a training took it for broken."""
-    monkeypatch.setattr(decode, "MAX_PIXELS", 1000)
+    monkeypatch.setattr(decode, "MAX_PIXELS", 2000)
+    Image.new("RGB", (64, 64), "red").save(folder / "0.png")
     done = take(table, folder, lines(), max_pixels=10_000)
-    assert (done.accepted, done.reasons["too_large"]) == (0, 6)
-    assert take(table, folder, lines(), max_pixels=10_000, max_side=16).accepted == 6
+    assert (done.accepted, done.reasons["too_large"]) == (5, 1)
+    assert take(table, folder, lines(), max_pixels=10_000, max_side=16).accepted == 1

@@ -249,6 +249,18 @@ def test_a_restored_table_claims_nothing(src: TableConfig, tmp_path: Path) -> No
     assert len(read(dst)) == 204
 
 
+def test_a_column_with_an_odd_name_is_named_for_every_engine(
+    textured: Any, tmp_path: Path
+) -> None:
+    content = pa.table({"image": [textured(0)], "my label": ["a"], "a.b": ["x"]})
+    append(str(tmp_path / "src"), content, "one")
+    columns = Columns(id="a.b", label="my label", source="a.b")
+    source = TableConfig(uri=str(tmp_path / "src"), columns=columns)
+    prepare(source, str(tmp_path / "dst"), Shape(SIDE))
+    properties = DeltaTable(str(tmp_path / "dst")).metadata().configuration
+    assert properties["delta.dataSkippingStatsColumns"] == "`my label`,`a.b`"
+
+
 def test_a_source_that_was_restored_from_a_backup_is_not_taken_for_the_same(
     textured: Any, tmp_path: Path
 ) -> None:
