@@ -350,7 +350,8 @@ def _turn(pixels_HWC: np.ndarray, image: Image.Image) -> np.ndarray:
 
 def _samples(image: Image.Image) -> str:
     """Pillow's name for the samples in the file, like L;4; "" where it has none."""
-    args = image.tile[0].args if image.tile else ""
+    tiles = getattr(image, "tile", None)
+    args = tiles[0].args if tiles else ""
     return str(args[0] if isinstance(args, tuple) and args else args)
 
 

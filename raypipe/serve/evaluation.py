@@ -165,8 +165,9 @@ def _slice_columns(table: ImageTable, version: TableVersion, cfg: EvaluateConfig
     """The columns that make slices. A column of groups makes some only if it is named as one."""
     known = [field.name for field in table.at(version).schema().fields]
     wanted = list(cfg.slices or ())
-    if cfg.slices is None and table.columns.source in known:
-        wanted.append(table.columns.source)
+    source = table.columns.source
+    if cfg.slices is None and source in known and source != cfg.group:
+        wanted.append(source)
     for name in [*wanted, *([cfg.group] if cfg.group else [])]:
         if name not in known:
             raise ConfigError(f"{version} has no column {name!r}", fix=nearest(name, known))

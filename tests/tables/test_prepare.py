@@ -249,9 +249,7 @@ def test_a_restored_table_claims_nothing(src: TableConfig, tmp_path: Path) -> No
     assert len(read(dst)) == 204
 
 
-def test_a_column_with_an_odd_name_is_named_for_every_engine(
-    textured: Any, tmp_path: Path
-) -> None:
+def test_a_column_with_an_odd_name_is_named_for_every_engine(textured: Any, tmp_path: Path) -> None:
     content = pa.table({"image": [textured(0)], "my label": ["a"], "a.b": ["x"]})
     append(str(tmp_path / "src"), content, "one")
     columns = Columns(id="a.b", label="my label", source="a.b")
