@@ -369,6 +369,10 @@ def _to_rgb(image: Image.Image, samples: str) -> Image.Image:
     if image.mode.startswith("I;16"):
         return Image.fromarray(_high_bytes(image, samples)).convert("RGB")
 
+    # Into a BMP most programs write no alpha, and none shows it: 0 everywhere is none.
+    if image.format == "BMP" and image.mode == "RGBA" and not image.getchannel("A").getbbox():
+        return image.convert("RGB")
+
     # Transparent: colours under alpha are arbitrary, so show white.
     if image.mode in ("RGBA", "LA", "PA") or key is not None:
         # Pillow stretches gray levels of 2 and 4 bits to 8, and not the level that is transparent.

@@ -430,3 +430,12 @@ def test_a_strip_that_a_format_cannot_hold_keeps_its_own() -> None:
     strip = encode(Image.new("RGB", (20_000, 4), "red"))
     assert prepared(strip, Shape(256, "webp")).format == "PNG"
     assert prepared(strip, Shape(256, "jpeg")).format == "JPEG"
+
+
+@pytest.mark.parametrize(("alpha", "expected"), [(0, [30, 20, 10]), (255, [30, 20, 10])])
+def test_a_bmp_whose_alpha_nobody_wrote_is_not_white(alpha: int, expected: list[int]) -> None:
+    header = struct.pack("<IiiHHIIiiII", 108, 1, 1, 1, 32, 3, 4, 2835, 2835, 0, 0)
+    header += struct.pack("<IIII", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
+    data = header.ljust(108, b"\0") + bytes([10, 20, 30, alpha])
+    start = struct.pack("<2sIHHI", b"BM", 14 + len(data), 0, 0, 14 + 108)
+    np.testing.assert_array_equal(decode(start + data, formats=("BMP",)), [[expected]])
