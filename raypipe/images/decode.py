@@ -37,6 +37,10 @@ PNG = b"\x89PNG\r\n\x1a\n"
 # 2 of its 256 bits.
 GRAY_PX = 128
 
+# Of gray samples of a few bits: the step between two levels, when they are stretched to 0..255.
+GRAY_STEPS = {"L;2": 85, "L;4": 17}
+TIFF_PHOTOMETRIC = 262  # the tag that says whether 0 is black or white
+
 # EXIF orientations (1: upright), by what must be undone.
 SIDEWAYS = (5, 6, 7, 8)
 UPSIDE_DOWN = (3, 4, 7, 8)
@@ -60,12 +64,16 @@ class BadImage(DataError):
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """What ingest records of an accepted image; sizes in pixels, before EXIF rotation."""
+    """What ingest records of an accepted image; sizes in pixels, before EXIF rotation.
+
+    more: the file has further pages or frames, of which nothing is read.
+    """
 
     format: str
     width: int
     height: int
     mode: str
+    more: bool = False
 
 
 def open_image(
@@ -112,7 +120,9 @@ def inspect(
     image = open_image(data, max_pixels, formats)
     # MPO, of phones, is a JPEG with more pictures behind it.
     format = "JPEG" if image.format == "MPO" else image.format or ""
-    info = ImageInfo(format, image.width, image.height, image.mode)
+    # What a phone adds to a JPEG is the same photograph, smaller or deeper.
+    more = format != "JPEG" and bool(getattr(image, "is_animated", False))
+    info = ImageInfo(format, image.width, image.height, image.mode, more)
     gray = Image.fromarray(_load(image)).convert("L")
     return info, np.asarray(gray)
 
@@ -305,8 +315,10 @@ def _squeeze_into(pixels_HWC: np.ndarray, out_HWC: np.ndarray) -> None:
 def _load(image: Image.Image) -> np.ndarray:
     """Upright pixels_HWC, decoded to the last row."""
     try:
+        # How the file holds its samples: asked before `load` forgets it.
+        samples = _samples(image)
         image.load()
-        pixels_HWC = np.array(_to_rgb(image))
+        pixels_HWC = np.array(_to_rgb(image, samples))
     except BadImage:
         raise
     except Exception as e:
@@ -336,9 +348,18 @@ def _turn(pixels_HWC: np.ndarray, image: Image.Image) -> np.ndarray:
     return np.array(pixels_HWC[::down, ::across], order="C", copy=True)
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _samples(image: Image.Image) -> str:
+    """Pillow's name for the samples in the file, like L;4; "" where it has none."""
+    tiles = getattr(image, "tile", None)
+    args = tiles[0].args if tiles else ""
+    return str(args[0] if isinstance(args, tuple) and args else args)
+
+
+def _to_rgb(image: Image.Image, samples: str) -> Image.Image:
     """The image in mode RGB. Raises BadImage for samples of 32 bits."""
-    if image.mode == "RGB":
+    key = image.info.get("transparency")  # of a PNG: also one colour that stands for "nothing here"
+    if image.mode == "RGB" and (key is None or samples != "RGB"):
+        # Of samples of 16 bits, Pillow keeps too little to compare them with a colour.
         return image
     if image.mode in ("I", "F"):
         detail = "32-bit samples have no range of their own; save the image with 8 or 16 bits"
@@ -346,12 +367,32 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
     # 16 bits: take the high byte, as libpng does for RGB. Pillow's own conversion clips.
     if image.mode.startswith("I;16"):
-        high_HW = (np.asarray(image) >> 8).astype(np.uint8)
-        return Image.fromarray(high_HW).convert("RGB")
+        return Image.fromarray(_high_bytes(image, samples)).convert("RGB")
+
+    # Into a BMP most programs write no alpha, and none shows it: 0 everywhere is none.
+    if image.format == "BMP" and image.mode == "RGBA" and not image.getchannel("A").getbbox():
+        return image.convert("RGB")
 
     # Transparent: colours under alpha are arbitrary, so show white.
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+    if image.mode in ("RGBA", "LA", "PA") or key is not None:
+        # Pillow stretches gray levels of 2 and 4 bits to 8, and not the level that is transparent.
+        if samples in GRAY_STEPS and isinstance(key, int):
+            image.info["transparency"] = key * GRAY_STEPS[samples]
         rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, "white")
         return Image.alpha_composite(white, rgba).convert("RGB")
     return image.convert("RGB")
+
+
+def _high_bytes(image: Image.Image, samples: str) -> np.ndarray:
+    """Gray levels of 9 to 16 bits as uint8 HW."""
+    values_HW = np.asarray(image)
+    # A camera's 12 bits, packed: their highest byte begins four bits lower.
+    high_HW = (values_HW >> (4 if samples == "I;12" else 8)).astype(np.uint8)
+    # Pillow turns WhiteIsZero around for 8 bits only.
+    if image.format == "TIFF" and image.tag_v2.get(TIFF_PHOTOMETRIC) == 0:  # type: ignore[attr-defined]
+        high_HW = 255 - high_HW
+    key = image.info.get("transparency")
+    if isinstance(key, int):
+        high_HW[values_HW == key] = 255
+    return high_HW

@@ -19,6 +19,7 @@ from raypipe.errors import ConfigError
 from raypipe.images import decode
 
 Coding = Literal["same", "jpeg", "png", "webp"]
+LONGEST_PX = {"JPEG": 65_500, "WEBP": 16_383}  # a side that their encoders take
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,9 @@ def prepared(data: decode.Encoded, shape: Shape) -> Copy:
         width, height = height, width
     scale = min(1.0, shape.side_px / min(width, height))
     width, height = (max(1, round(side * scale)) for side in (width, height))
+    # A strip of a scanner may be longer than that: it keeps its own format.
+    if max(width, height) > LONGEST_PX.get(kind, max(width, height)):
+        kind = own
 
     # Decode and resize in one go. All images are decoded, so that none passes that is broken.
     pixels_HWC = np.empty((height, width, 3), np.uint8)

@@ -26,7 +26,7 @@ from raypipe.models.quality import Quality, quality
 from raypipe.models.slices import Sliced, sliced
 from raypipe.models.tasks import NUMERIC, Task
 from raypipe.registry.package import Package
-from raypipe.serve.judged_rows import COLUMN, LOOKS, judged, targets
+from raypipe.serve.judged_rows import COLUMN, EXACT_DIGITS, GROUP, LOOKS, judged, targets
 from raypipe.serve.shared_package import share
 from raypipe.tables import label_column, scan
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
@@ -135,10 +135,7 @@ def evaluate(
     # What slices are made of: columns of the table, and how the images look.
     by_name = {column: _values(rows[COLUMN + column]) for column in columns}
     by_name |= {look: rows[look].to_numpy() for look in LOOKS}
-    # A column of groups makes slices only if it is named as one.
-    group_N = _values(rows[COLUMN + cfg.group]) if cfg.group else None
-    if cfg.group and cfg.group not in (cfg.slices or ()):
-        by_name.pop(cfg.group)
+    group_N = _values(rows[GROUP]) if cfg.group else None
     slices = sliced(
         outcome_N,
         by_name,
@@ -165,14 +162,13 @@ def in_words(skipped: dict[str, int]) -> str:
 
 
 def _slice_columns(table: ImageTable, version: TableVersion, cfg: EvaluateConfig) -> list[str]:
-    """The columns that are read for slices and groups."""
+    """The columns that make slices. A column of groups makes some only if it is named as one."""
     known = [field.name for field in table.at(version).schema().fields]
     wanted = list(cfg.slices or ())
-    if cfg.slices is None and table.columns.source in known:
-        wanted.append(table.columns.source)
-    if cfg.group:
-        wanted.append(cfg.group)
-    for name in wanted:
+    source = table.columns.source
+    if cfg.slices is None and source in known and source != cfg.group:
+        wanted.append(source)
+    for name in [*wanted, *([cfg.group] if cfg.group else [])]:
         if name not in known:
             raise ConfigError(f"{version} has no column {name!r}", fix=nearest(name, known))
         if name in (table.columns.image, *LOOKS):
@@ -208,13 +204,14 @@ def _judge(
     progress: Callable[[int, int], None],
 ) -> _Judged:
     names = table.columns
-    wanted = list(dict.fromkeys([names.id, names.label, names.image, *columns]))
+    groups = [cfg.group] if cfg.group else []
+    wanted = list(dict.fromkeys([names.id, names.label, names.image, *columns, *groups]))
     total = _check_labels(package.task, table, version, where)
     shared = share(package)
 
     def judge_batch(batch: pa.Table) -> pa.Table:
         # Runs in a worker process of Ray Data.
-        return judged(shared.open(), batch, names, columns, cfg.mistakes)
+        return judged(shared.open(), batch, names, columns, cfg.mistakes, cfg.group)
 
     # Ray Data reads and predicts on all CPUs; blocks arrive as they are done.
     dataset = scan.dataset(table, version, wanted, where)
@@ -270,6 +267,14 @@ def _mistakes(task: Task, surest: pa.Table) -> tuple[Mistake, ...]:
 
 
 def _values(column: pa.ChunkedArray) -> np.ndarray:
+    if pa.types.is_integer(column.type) and _is_exact(column):
+        column = column.cast(pa.float64())
     if pa.types.is_floating(column.type) or pa.types.is_timestamp(column.type):
         return column.to_numpy()
     return np.array(column.to_pylist(), dtype=object)
+
+
+def _is_exact(column: pa.ChunkedArray) -> bool:
+    """Are whole numbers so short that a float64 keeps them? Longer ones name things."""
+    ends = pc.min_max(column).as_py()
+    return ends["min"] is None or max(-ends["min"], ends["max"]) < 10**EXACT_DIGITS

@@ -23,15 +23,24 @@ from raypipe.tables.table import Columns
 
 LOOKS = ("brightness", "contrast", "sharpness", "megapixels")
 COLUMN = "column:"  # before the name of a column of slices
+GROUP = "group"  # what names an image's group
+# Digits of a whole number of which a float64 keeps all.
+EXACT_DIGITS = 15
 
 
 def judged(
-    package: Package, batch: pa.Table, names: Columns, columns: list[str], most: int
+    package: Package,
+    batch: pa.Table,
+    names: Columns,
+    columns: list[str],
+    most: int,
+    group: str | None = None,
 ) -> pa.Table:
     """One row for each image of the batch.
 
     Columns: id, label (text), scores; skipped (why there are none, else null); sure and png, of the
-    `most` surest mistakes; how the image looks; and `column:NAME` for each of `columns`.
+    `most` surest mistakes; how the image looks; `column:NAME` for each of `columns`; and of the
+    column `group` its text.
     """
     task = package.task
     labels = label_column.read(batch[names.label], task.kind, names.label).to_pylist()
@@ -67,6 +76,8 @@ def judged(
         made[look] = pa.array(all_N)
     for column in columns:
         made[COLUMN + column] = _slice_values(batch[column])
+    if group is not None:
+        made[GROUP] = _texts(batch[group])
     return pa.table(made)
 
 
@@ -81,17 +92,28 @@ def _looks(attempt: Attempt, images: list[bytes]) -> dict[str, np.ndarray]:
 
 
 def _slice_values(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Numbers as float64, days and times as timestamps, all else as text; nulls stay."""
+    """Whole numbers as they are, others as float64, days and times as timestamps, all else as text;
+    nulls stay.
+    """
     kind = column.type
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    if is_number or pa.types.is_decimal(kind):
+    if pa.types.is_integer(kind):
+        return column
+    # Of a long whole number a float64 would keep the first digits: it names things.
+    is_name = pa.types.is_decimal(kind) and kind.scale <= 0 and kind.precision > EXACT_DIGITS
+    if (pa.types.is_floating(kind) or pa.types.is_decimal(kind)) and not is_name:
         return column.cast(pa.float64())
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         # UTC, whatever zone the column names.
         zone = getattr(kind, "tz", None)
         in_zone = column.cast(pa.timestamp("us", zone))
         return in_zone.cast(pa.timestamp("us"))
-    texts = [None if value is None else str(value) for value in column.to_pylist()]
+    return _texts(column)
+
+
+def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values as text; null for a null, and for NaN."""
+    values = column.to_pylist()
+    texts = [None if value is None or value != value else str(value) for value in values]
     return pa.chunked_array([pa.array(texts, pa.string())])
 
 

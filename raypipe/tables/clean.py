@@ -238,7 +238,7 @@ def _recoded_images(
             # `number` is that of a row group in `fragments`, `row` counts within the row group.
             file = fragments[number].path
             place = starts[number] + int(row)
-            seen = Seen(image_id, file, place, sha256)
+            seen = Seen(_text(image_id), file, place, _text(sha256))
             images.append((seen, png, int(without)))
 
     order: dict[str, int] = {}  # of the files
@@ -252,6 +252,11 @@ def _recoded_images(
         return without, without_id, seen.image_id or "", order[seen.file], seen.row
 
     return [(seen, png) for seen, png, _ in sorted(images, key=rank)]
+
+
+def _text(value: object) -> str | None:
+    """A text, or None: Ray gives NaN for the nulls of a block that has nothing else."""
+    return value if isinstance(value, str) else None
 
 
 def _without_label(label: str | None) -> int:

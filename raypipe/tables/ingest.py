@@ -106,8 +106,8 @@ def ingest(
     if base is None:
         raise _nothing_readable(cfg, run)
     version, relabelled, removed = run.relabel(TableVersion(run.uri, base.version()))
-    _warn(cfg, run.state)
     counts = run.counts
+    _warn(cfg, run.state, counts)
     return IngestResult(
         version=version,
         seen=run.total,
@@ -299,8 +299,10 @@ def _refuse_gaps(cfg: IngestConfig, drawn: split.Placed, placed: split.Placed) -
         )
 
 
-def _warn(cfg: IngestConfig, state: State) -> None:
-    """Log gaps that may be chance or a small table, and images that a full group refused."""
+def _warn(cfg: IngestConfig, state: State, counts: Counts) -> None:
+    """Log gaps that may be chance or a small table, images that a full group refused, and images of
+    which a part is read.
+    """
     gaps = split.missing(state.drawn, state.placed, cfg.splits)
     if gaps:
         log.warning(
@@ -312,6 +314,11 @@ def _warn(cfg: IngestConfig, state: State) -> None:
             "%d images look like many others (more than half a split): their splits are drawn "
             "one by one, so an image may have a look-alike in another split",
             state.groups.refused,
+        )
+    if counts.more:
+        log.warning(
+            "%d images have several pages or frames: only the first of each is read",
+            counts.more,
         )
 
 

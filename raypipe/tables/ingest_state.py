@@ -39,6 +39,8 @@ class Counts:
     unlabelled: int = 0
     # Of the added images: an earlier cleaning by other rules dropped them.
     returned: int = 0
+    # Of the added images: their files have further pages or frames.
+    more: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     splits: Counter[str] = field(default_factory=Counter)
     # Images of `splits` whose split was drawn, because the source did not give it.
@@ -69,6 +71,9 @@ class State:
     # Of this run: ids that it added, and images whose split it drew.
     mine: set[str] = field(default_factory=set)
     drawn: split.Placed = field(default_factory=Counter)
+    # The split of each near-duplicate group, which its later images join. A draw alone would tell
+    # another one where the source gave the split, or where shares or seed were others.
+    split_of: dict[str, str] = field(default_factory=dict)
 
     def renew(self, now: State) -> None:
         """Continue on the newer state `now`, after another writer has committed."""
@@ -76,6 +81,7 @@ class State:
         self.groups = now.groups
         self.strata = now.strata
         self.placed = now.placed
+        self.split_of = now.split_of
         # What this run added is a duplicate, not present.
         for image_id, in_split in now.known.items():
             if image_id not in self.mine:
@@ -90,17 +96,19 @@ class State:
         self.mine |= set(ids)
         self.placed += placed_in(decision.rows)
         self.drawn += decision.counts.drawn
+        self.split_of |= decision.split_of
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The new rows of one batch, the counts of all its images, and the strata that include the new
-    rows.
+    """The new rows of one batch, the counts of all its images, the strata that include the new
+    rows, and the splits of groups that had none.
     """
 
     rows: pa.Table
     counts: Counts
     strata: split.Strata | None
+    split_of: dict[str, str]
 
 
 def read_state(
@@ -126,6 +134,7 @@ def read_state(
     rows = scan.rows(opened, version, columns).to_pylist()
     groups = _groups(cfg, max(images, len(rows)))
     known: dict[str, str | None] = {}
+    split_of: dict[str, str] = {}
     for row in rows:
         image_id, group = row["image_id"], row["family"]
         label, in_split = row["label"], row["split"]
@@ -137,6 +146,10 @@ def read_state(
         group = group or image_id
         if row["look"]:
             groups.join(image_id, bytes.fromhex(row["look"]), group)
+        # Another engine may write a row without a split: it says nothing of its group.
+        if in_split is None:
+            continue
+        split_of.setdefault(group, in_split)
         if strata:
             strata.add(group, label, in_split)
 
@@ -144,7 +157,7 @@ def read_state(
     ever_dropped = verdicts.dropped_ids(uri, None, options)
     for image_id in verdicts.dropped_ids(uri, policies, options):
         known.setdefault(image_id, None)
-    return State(base, known, ever_dropped, groups, strata, placed)
+    return State(base, known, ever_dropped, groups, strata, placed, split_of=split_of)
 
 
 def decide(batch: list[pa.Table], cfg: IngestConfig, state: State) -> Decision:
@@ -153,12 +166,13 @@ def decide(batch: list[pa.Table], cfg: IngestConfig, state: State) -> Decision:
     """
     counts = Counts()
     strata = state.strata.copy() if state.strata else None
+    split_of: dict[str, str] = {}  # of groups that begin with this batch
     fresh: set[str] = set()  # ids that this batch adds
     accepted = []
     for chunk in batch:
         # The accepted rows of this chunk, and the columns that are decided here.
         kept, columns = [], []
-        small = chunk.select(["image_id", "reason", "look", "given", "label"])
+        small = chunk.select(["image_id", "reason", "look", "given", "label", "more"])
         for i, row in enumerate(small.to_pylist()):
             image_id = row["image_id"]
             if row["reason"]:
@@ -176,11 +190,15 @@ def decide(batch: list[pa.Table], cfg: IngestConfig, state: State) -> Decision:
                 label, given = row["label"], row["given"]
                 fresh.add(image_id)
                 group = state.groups.join(image_id, bytes.fromhex(row["look"]))
-                chosen = given or _draw(group, label, cfg, strata)
+                known_split = state.split_of.get(group) or split_of.get(group)
+                chosen = given or known_split or _draw(group, label, cfg, strata)
+                if known_split is None:
+                    split_of[group] = chosen
                 if strata:
                     strata.add(group, label, chosen)
 
                 counts.unlabelled += label is None
+                counts.more += bool(row["more"])
                 counts.returned += image_id in state.ever_dropped
                 counts.splits[chosen] += 1
                 if not given:
@@ -188,7 +206,7 @@ def decide(batch: list[pa.Table], cfg: IngestConfig, state: State) -> Decision:
                 kept.append(i)
                 columns.append({"split": chosen, "source": cfg.name, "family": group})
         accepted.append(_complete(chunk, kept, columns))
-    return Decision(pa.concat_tables(accepted), counts, strata)
+    return Decision(pa.concat_tables(accepted), counts, strata, split_of)
 
 
 def placed_in(rows: pa.Table) -> split.Placed:

@@ -251,7 +251,8 @@ def _may_match(actions: pa.Table, schema: pa.Schema, where: Where) -> np.ndarray
         metadata = field.metadata or {}
         physical = metadata.get(PHYSICAL_NAME, name.encode()).decode()
         low, high = f"min.{physical}", f"max.{physical}"
-        has_statistics = low in actions.column_names and high in actions.column_names
+        # Twice: field b of a struct a, and a column that is called a.b.
+        has_statistics = all(actions.column_names.count(name) == 1 for name in (low, high))
         # Mapped by id, the statistics are not under the column's name.
         if has_statistics and FIELD_ID not in metadata:
             keep_N &= _overlaps(actions[low], actions[high], texts, field.type)

@@ -23,7 +23,8 @@ SLOTS = 2  # the record in force, and the one that comes next
 class Origin:
     """Where the rows of a prepared table come from.
 
-    uri, version, table_id: of the source. line: hash of all settings and of the source table; two
+    uri, version, table_id: of the source. state: of its rows (prepare.plan); "" where an earlier
+    raypipe wrote the record. line: hash of all settings and of the source table; two
     records of one line differ by version only. run: names the process that wrote the record.
     """
 
@@ -37,6 +38,7 @@ class Origin:
     quality: int
     rows: int
     run: str
+    state: str = ""
 
     def __str__(self) -> str:
         return f"{self.uri}@v{self.version}"

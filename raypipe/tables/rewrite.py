@@ -115,11 +115,13 @@ def commit(table: ImageTable, base: DeltaTable, changes: Changes, why: CommitPro
     Raises Moved when somebody else committed first, DataError when the table cannot be written.
     """
     properties = _with_counts(why, changes)
+    # Not asked of `base` later: one of the two ways to write moves it to the new version.
+    number = base.version()
     files, schema = log.files(base, table.uri, {})
     touched = [file for file in files if file.path in changes]
     unknown = sorted(set(changes) - {file.path for file in touched})
     if unknown:
-        raise AssertionError(f"files that version {base.version()} does not have: {unknown[:3]}")
+        raise AssertionError(f"files that version {number} does not have: {unknown[:3]}")
     _require_allowed(table, base, changes)
     mapped = any(field.metadata for field in schema)  # column mapping
     written: list[str] = []  # names of new files
@@ -139,14 +141,14 @@ def commit(table: ImageTable, base: DeltaTable, changes: Changes, why: CommitPro
         _remove_files(table, written)
         raise
     except Exception as e:  # deltalake's errors share no base class
-        landed = _landed(table, base, properties)
+        landed = _landed(table, number, properties)
         if landed is not None:
             return landed
         _remove_files(table, written)
-        if isinstance(e, CommitFailedError) and table.delta().version() > base.version():
+        if isinstance(e, CommitFailedError) and table.delta().version() > number:
             raise Moved(str(e)) from None
         raise storage.refusal(e, table.uri, "Rows of the table cannot be changed") from None
-    return base.version() + 1
+    return number + 1
 
 
 def _require_allowed(table: ImageTable, base: DeltaTable, changes: Changes) -> None:
@@ -303,11 +305,11 @@ def _visible_changed(rows: pa.Table, numbers: list[int], change: Change) -> pa.T
     return rows.filter(pa.array(keep, pa.bool_()))
 
 
-def _landed(table: ImageTable, base: DeltaTable, properties: CommitProperties) -> int | None:
-    """The version of our commit, if it landed although deltalake raised; None if it did not."""
+def _landed(table: ImageTable, number: int, properties: CommitProperties) -> int | None:
+    """The version of our commit after `number`, if it landed although deltalake raised."""
     batch = (properties.custom_metadata or {})[BATCH]
     try:
-        _, since = table.commits(after=base.version())
+        _, since = table.commits(after=number)
     except DataError:  # the table cannot be read any more: the first error says more
         return None
     for entry in since:

@@ -1,6 +1,9 @@
 """Which split an image belongs to: a pure function of its near-duplicate group, so nothing moves
 when rows are added.
 
+A group that the table has keeps its split, also where the source gave it, or where the shares were
+others then (`ingest_state`).
+
 `draw` takes the split from a hash of the group's id: the shares hold on average, in every class.
 `Strata` holds them exactly in every class; the price is that a draw depends on the draws before it.
 Near-duplicates share a group (`near_duplicates`) and so a split.

@@ -7,14 +7,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from raypipe.errors import DataError
+
 
 def python(values: pa.Array | pa.ChunkedArray) -> list[Any]:
     """Like `to_pylist`, but a float of 16 or 32 bits keeps its digits: 0.1 stays 0.1.
 
-    `to_pylist` makes 0.10000000149011612 of it. Floats inside lists are kept, too.
+    `to_pylist` makes 0.10000000149011612 of it. Floats inside lists are kept, too. Raises DataError
+    for a time that Python cannot hold.
     """
     narrow = _narrow_float(values.type)
-    items: list[Any] = values.to_pylist()
+    try:
+        items: list[Any] = values.to_pylist()
+    except (OverflowError, ValueError) as e:
+        raise DataError(
+            f"A column of type {values.type} cannot be read: {e}",
+            rule="Times are of the years 1 to 9999",
+            fix="Mend these rows, or use another column",
+        ) from None
     if narrow is None:
         return items
     return [_with_type(item, narrow) for item in items]

@@ -48,6 +48,8 @@ SCHEMA = pa.schema(
         ("width", pa.int32()),
         ("height", pa.int32()),
         ("bytes", pa.int64()),
+        # the file has further pages or frames, which are not read
+        ("more", pa.bool_()),
         ("image", pa.binary()),
     ]
 )
@@ -100,6 +102,7 @@ class Verifier:
             stored, info = shrink.stored(
                 data, info, self.max_side, self.quality, self.max_pixels, self.formats
             )
+            _require_readable(info)
         except decode.BadImage as bad:
             return {"image_id": image_id, "reason": bad.reason, "detail": str(bad), "image": data}
         return {
@@ -109,9 +112,22 @@ class Verifier:
             "width": info.width,
             "height": info.height,
             "bytes": len(stored),
+            "more": info.more,
             "look": measure.difference_hash(gray_HW).hex(),
             "image": stored,
         }
+
+
+def _require_readable(info: decode.ImageInfo) -> None:
+    """Raise BadImage for an image that every reader would refuse, although ingest.max_pixels allows
+    it.
+    """
+    pixels = info.width * info.height
+    if pixels > decode.MAX_PIXELS:
+        detail = f"{info.width}x{info.height}; training and prediction read {decode.MAX_PIXELS:,}"
+        raise decode.BadImage(
+            "too_large", f"{detail} pixels at most: set ingest.max_side to store it smaller"
+        )
 
 
 def chunks(parts: Iterable[Part]) -> Iterator[Part]:

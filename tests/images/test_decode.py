@@ -27,6 +27,7 @@ from raypipe.images.decode import (
     open_image,
 )
 from raypipe.images.shrink import stored
+from raypipe.images.smaller import Shape, prepared
 from tests.images.hostile import encode, png_bomb
 
 Draw = Callable[..., bytes]
@@ -366,3 +367,75 @@ def test_a_batch_with_a_bad_image_says_what_to_do(bad: bytes | None, textured: D
         decode_batch([textured(0), bad], 16)
     assert "raypipe clean" in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+def png(depth: int, kind: int, row: bytes, key: tuple[int, ...], width: int) -> bytes:
+    """One row of a PNG in which the colour `key` is transparent."""
+    header = struct.pack(">IIBBBBB", width, 1, depth, kind, 0, 0, 0)
+    chunks = [
+        (b"IHDR", header),
+        (b"tRNS", struct.pack(f">{len(key)}H", *key)),
+        (b"IDAT", zlib.compress(b"\0" + row)),
+        (b"IEND", b""),
+    ]
+    body = b"".join(
+        struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (png(8, 2, bytes([10, 20, 30, 40, 50, 60]), (10, 20, 30), 2), [[255] * 3, [40, 50, 60]]),
+        (png(2, 0, bytes([0b00011011]), (1,), 4), [[0] * 3, [255] * 3, [170] * 3, [255] * 3]),
+        (png(4, 0, bytes([0x3F]), (3,), 2), [[255] * 3, [255] * 3]),
+        (png(8, 0, bytes([3, 200]), (3,), 2), [[255] * 3, [200] * 3]),
+        (png(16, 0, struct.pack(">2H", 300, 600), (300,), 2), [[255] * 3, [2] * 3]),
+        # Pillow keeps eight of sixteen bits: other colours would be taken for the transparent one.
+        (png(16, 2, struct.pack(">3H", 0, 1, 2), (0, 0, 0), 1), [[0] * 3]),
+    ],
+    ids=["rgb", "gray2", "gray4", "gray8", "gray16", "rgb16"],
+)
+def test_a_transparent_colour_is_white_too(data: bytes, expected: list[list[int]]) -> None:
+    np.testing.assert_array_equal(decode(data), [expected])
+
+
+def tiff(bits: int, photometric: int, packed: bytes, width: int) -> bytes:
+    """One row of gray samples, uncompressed."""
+    tags = [
+        *((256, 3, width), (257, 3, 1), (258, 3, bits), (259, 3, 1), (262, 3, photometric)),
+        *((273, 4, 8), (277, 3, 1), (278, 3, 1), (279, 4, len(packed))),
+    ]
+    place = 8 + len(packed) + len(packed) % 2
+    body = packed.ljust(place - 8, b"\0") + struct.pack("<H", len(tags))
+    for tag, kind, value in tags:
+        body += struct.pack("<HHII", tag, kind, 1, value)
+    return struct.pack("<2sHI", b"II", 42, place) + body + bytes(4)
+
+
+def test_twelve_bits_are_as_bright_as_eight_and_white_may_be_zero() -> None:
+    packed = bytes([0xFF, 0xF8, 0x00])  # 4095, 2048
+    np.testing.assert_array_equal(
+        decode(tiff(12, 1, packed, 2), formats=("TIFF",))[..., 0], [[255, 128]]
+    )
+    values = struct.pack("<2H", 0, 0xFF00)
+    for photometric, expected in ((1, [[0, 255]]), (0, [[255, 0]])):
+        data = tiff(16, photometric, values, 2)
+        np.testing.assert_array_equal(decode(data, formats=("TIFF",))[..., 0], expected)
+
+
+def test_a_strip_that_a_format_cannot_hold_keeps_its_own() -> None:
+    """An image of 20,000 pixels ended a preparation as WebP in a traceback."""
+    strip = encode(Image.new("RGB", (20_000, 4), "red"))
+    assert prepared(strip, Shape(256, "webp")).format == "PNG"
+    assert prepared(strip, Shape(256, "jpeg")).format == "JPEG"
+
+
+@pytest.mark.parametrize(("alpha", "expected"), [(0, [30, 20, 10]), (255, [30, 20, 10])])
+def test_a_bmp_whose_alpha_nobody_wrote_is_not_white(alpha: int, expected: list[int]) -> None:
+    header = struct.pack("<IiiHHIIiiII", 108, 1, 1, 1, 32, 3, 4, 2835, 2835, 0, 0)
+    header += struct.pack("<IIII", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
+    data = header.ljust(108, b"\0") + bytes([10, 20, 30, alpha])
+    start = struct.pack("<2sIHHI", b"BM", 14 + len(data), 0, 0, 14 + 108)
+    np.testing.assert_array_equal(decode(start + data, formats=("BMP",)), [[expected]])

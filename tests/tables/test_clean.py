@@ -397,3 +397,24 @@ def test_wrong_settings_are_named() -> None:
         validate(CleanConfig, {"drop": ["ugly"]})
     with pytest.raises(ConfigError, match=r"dark is wrong \(got 300\)"):
         validate(CleanConfig, {"dark": 300})
+
+
+@pytest.mark.parametrize("lacks", ["image_id", "image"])
+def test_a_column_of_nulls_is_of_nulls(lacks: str, tmp_path: Path, textured: Draw) -> None:
+    """Ray gives NaN for them, and no verdict could be kept."""
+    columns = {
+        "image_id": pa.array(["a", "b", "c"]),
+        "image": pa.array([textured(1), textured(2), b"no image"]),
+    }
+    columns[lacks] = pa.nulls(3, columns[lacks].type)
+    uri = str(tmp_path / "t")
+    append(uri, pa.table({"n": [1, 2, 3], **columns}), "add")
+    if lacks == "image":
+        with pytest.raises(DataError, match=r"would drop all 3 images"):
+            clean(TableConfig(uri=uri), CleanConfig())
+    else:
+        assert clean(TableConfig(uri=uri), CleanConfig()).counts == {"broken": 1}
+    (broken, *_) = [row for row in rows_of(uri) if row["verdict"] == "broken"]
+    assert (broken["image_id"], broken["sha256"]) == (
+        (None, named(b"no image")) if lacks == "image_id" else ("a", None)
+    )

@@ -14,12 +14,12 @@ from deltalake import DeltaTable, write_deltalake
 
 from raypipe.config import validate
 from raypipe.errors import DataError
-from raypipe.tables.sources import SourceConfig, candidates
+from raypipe.tables.sources import SourceConfig, candidates, summary
 
 ROWS = pa.table({"image": [b"a", b"b", b"c"], "label": ["x", "y", "x"]})
 
 
-def listed(kind: str, images: Path, **more: str) -> list[str]:
+def listed(kind: str, images: Path, **more: object) -> list[str]:
     cfg = validate(SourceConfig, {"kind": kind, "images": str(images), **more})
     return [candidate.path for part in candidates(cfg).parts for candidate in part.candidates]
 
@@ -81,3 +81,30 @@ def test_a_hidden_shard_is_left_out(tmp_path: Path) -> None:
     # A name proves nothing: this one is whole, and so are its neighbours.
     shutil.copy(shards / "0.tar", shards / "1.tgz")
     assert listed("tar", shards) == ["0.tar/a.png", "1.tgz/a.png"]
+
+
+def test_an_index_beside_a_shard_is_none_and_every_shard_and_file_is_found(tmp_path: Path) -> None:
+    """A compressed shard in a folder below, and `.pq`, were left out without a word."""
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    (tmp_path / "shards" / "more").mkdir(parents=True)
+    with tarfile.open(tmp_path / "shards" / "0.tar", "w") as tar:
+        tar.add(tmp_path / "a.png", "a.png")
+    (tmp_path / "shards" / "0.tar.idx").write_text("0 1536")
+    assert listed("tar", tmp_path / "shards", labelled=False) == ["0.tar/a.png"]
+    tarfile.open(tmp_path / "shards" / "more" / "1.tar.gz", "w:gz").close()
+    with pytest.raises(DataError, match=r"1\.tar\.gz"):
+        listed("tar", tmp_path / "shards", labelled=False)
+
+    # Spark gives a folder the name of a file.
+    (tmp_path / "rows" / "train.parquet").mkdir(parents=True)
+    names = ["0.pq", "1.PARQUET", "train.parquet/2.parquet"]
+    for name in names:
+        pq.write_table(ROWS.slice(0, 1), tmp_path / "rows" / name)
+    assert listed("parquet", tmp_path / "rows") == [f"{name}/0/0" for name in names]
+
+
+def test_classes_that_begin_alike_are_shown_apart() -> None:
+    names = ["x" * 50 + "1", "x" * 50 + "2", "others"]
+    assert summary._label_counts("single_label", names) == dict.fromkeys(
+        ["x" * 40, "x" * 50 + "2", "others"], 1
+    )

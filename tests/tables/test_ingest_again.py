@@ -9,9 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from PIL import Image
 
 from raypipe.config import validate
 from raypipe.errors import ConfigError, DataError
+from raypipe.images import decode
 from raypipe.tables import quarantine, scan, verdicts, versions
 from raypipe.tables.ingest import IngestConfig, IngestResult, ingest, quarantine_uri, understand
 from raypipe.tables.schema import SCHEMA
@@ -245,3 +247,67 @@ def test_a_constraint_and_a_full_disk_end_an_ingest_in_one_message(
         assert code == (1 if disk else 2) and says in err and "Traceback" not in err, err
         assert "Preview" not in err
     assert len(scan.rows(ImageTable(cells.uri), ImageTable(cells.uri).pin(), ["image_id"])) == 6
+
+
+@pytest.mark.parametrize(
+    ("then", "splits"),
+    [({}, ["test"]), ({"seed": 1}, ["test"]), ({"stratify": True}, ["test"])],
+    ids=["shares", "seed", "strata"],
+)
+def test_an_image_that_looks_like_one_of_the_table_joins_its_split(
+    then: dict[str, Any], splits: list[str], table: TableConfig, folder: Path, textured: Draw
+) -> None:
+    """A draw knows the group alone: where its first image's split was given, copies of test images
+    were trained on.
+    """
+    take(table, folder, lines(split="test"))
+    again = folder.parent / "again"
+    again.mkdir()
+    for seed in range(6):
+        (again / f"{seed}.png").write_bytes(textured(seed, 32, compress_level=1))
+    done = take(table, again, lines(split=""), **then)
+    assert done.accepted == 6 and list(done.splits) == splits
+
+
+def test_a_row_without_a_split_gives_none_to_those_that_look_like_it(
+    table: TableConfig, folder: Path, textured: Draw
+) -> None:
+    take(table, folder, lines())
+    rows = everything(table).set_column(2, SCHEMA.field("split"), pa.nulls(6, pa.string()))
+    other = TableConfig(uri=f"{table.uri}_theirs")
+    append(other.uri, rows, "another engine")
+    again = folder.parent / "again"
+    again.mkdir()
+    for seed in range(6):
+        (again / f"{seed}.png").write_bytes(textured(seed, 32, compress_level=1))
+    done = take(other, again, lines(split=""), stratify=True)
+    assert done.accepted == 6 and done.splits.keys() <= {"train", "val", "test"}
+
+
+def everything(table: TableConfig) -> pa.Table:
+    opened = ImageTable(table.uri)
+    return scan.rows(opened, opened.pin(), SCHEMA.names)
+
+
+def test_images_of_several_pages_are_told_once(
+    table: TableConfig, folder: Path, heard: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "green", "blue")]
+    for kind, suffix in (("PNG", "png"), ("WEBP", "webp"), ("TIFF", "tif")):
+        frames[0].save(folder / f"many.{suffix}", kind, save_all=True, append_images=frames[1:])
+    named = ["many.png,a,train", "many.webp,a,train", "many.tif,a,train"]
+    for _ in range(2):
+        take(table, folder, [*lines(), *named], formats=["PNG", "WEBP", "TIFF", "JPEG"])
+    said = [record.message for record in caplog.records if "pages or frames" in record.message]
+    assert said == ["3 images have several pages or frames: only the first of each is read"]
+
+
+def test_an_image_that_no_reader_would_take_is_not_accepted(
+    table: TableConfig, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ingest.max_pixels let it in, and a training took it for broken."""
+    monkeypatch.setattr(decode, "MAX_PIXELS", 2000)
+    Image.new("RGB", (64, 64), "red").save(folder / "0.png")
+    done = take(table, folder, lines(), max_pixels=10_000)
+    assert (done.accepted, done.reasons["too_large"]) == (5, 1)
+    assert take(table, folder, lines(), max_pixels=10_000, max_side=16).accepted == 1

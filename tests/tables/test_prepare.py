@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -246,6 +247,39 @@ def test_a_restored_table_claims_nothing(src: TableConfig, tmp_path: Path) -> No
         prepare(src, dst, Shape(SIDE))
     assert prepare(src, dst, Shape(SIDE), full=True).rows == 204
     assert len(read(dst)) == 204
+
+
+def test_a_column_with_an_odd_name_is_named_for_every_engine(textured: Any, tmp_path: Path) -> None:
+    content = pa.table({"image": [textured(0)], "my label": ["a"], "a.b": ["x"]})
+    append(str(tmp_path / "src"), content, "one")
+    columns = Columns(id="a.b", label="my label", source="a.b")
+    source = TableConfig(uri=str(tmp_path / "src"), columns=columns)
+    prepare(source, str(tmp_path / "dst"), Shape(SIDE))
+    properties = DeltaTable(str(tmp_path / "dst")).metadata().configuration
+    assert properties["delta.dataSkippingStatsColumns"] == "`my label`,`a.b`"
+
+
+def test_a_source_that_was_restored_from_a_backup_is_not_taken_for_the_same(
+    textured: Any, tmp_path: Path
+) -> None:
+    """Its version had the number that was prepared, and other rows: nothing was done."""
+    folder = tmp_path / "src"
+    append(str(folder), rows([textured(0)]), "one")
+    shutil.copytree(folder, tmp_path / "backup")
+    append(str(folder), rows([textured(1)], 1), "lost")
+    source = TableConfig(uri=str(folder), columns=Columns(id="nr"))
+    dst = str(tmp_path / "dst")
+    assert prepare(source, dst, Shape(SIDE)).made == 2
+    assert prepare(source, dst, Shape(SIDE)).made == 0
+
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "backup", folder)
+    for n in (2, 3):
+        append(str(folder), rows([textured(n)], n), "since")
+        with pytest.raises(DataError, match=r"has other rows now.*--full"):
+            prepare(source, dst, Shape(SIDE))
+    assert prepare(source, dst, Shape(SIDE), full=True).rows == 3
+    assert [row["nr"] for row in read(dst)] == [0, 2, 3]
 
 
 @pytest.mark.parametrize(

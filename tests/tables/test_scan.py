@@ -216,6 +216,23 @@ def test_a_list_of_numbers_that_is_no_label_keeps_its_order(tmp_path: Path) -> N
     assert ids(table, where={"place": "1|2"}) == ["a"]
 
 
+def test_a_time_that_python_cannot_hold_is_one_message(tmp_path: Path) -> None:
+    late = pa.array([253402300800 * 10**6], pa.timestamp("us", "UTC"))  # the year 10000
+    write_deltalake(str(tmp_path), pa.table({"label": late}))
+    table = ImageTable(str(tmp_path))
+    with pytest.raises(DataError, match=r"timestamp.*cannot be read.*years 1 to 9999"):
+        scan.rows(table, table.pin(), ["label"])
+
+
+def test_a_name_with_a_dot_is_no_field_of_a_struct(tmp_path: Path) -> None:
+    """Their statistics have one name, and a condition ended in a KeyError."""
+    rows = pa.table({"a": [{"b": "x"}, {"b": "y"}], "a.b": ["y", "z"], "n": [0, 1]})
+    write_deltalake(str(tmp_path), rows)
+    table = ImageTable(str(tmp_path))
+    for value, found in (("x", []), ("y", [0]), ("z", [1])):
+        assert scan.rows(table, table.pin(), ["n"], {"a.b": value})["n"].to_pylist() == found
+
+
 def test_a_missing_column_is_named_with_the_nearest(table: ImageTable) -> None:
     with pytest.raises(
         DataError, match=r"no column 'lable'\. Did you mean 'label'\?.*table\.columns"

@@ -11,6 +11,7 @@ other error the newest version is asked whether the commit landed: the answer ma
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -95,11 +96,18 @@ def _empty(work: Work, schema: pa.Schema) -> DeltaTable:
         mode="error",
         description=prepared.DESCRIPTION,
         # Statistics of images would be as large as the images.
-        configuration={"delta.dataSkippingStatsColumns": ",".join(bounded)},
+        configuration={"delta.dataSkippingStatsColumns": ",".join(map(_quoted, bounded))},
         storage_options=work.options,
         commit_properties=_why(work),
     )
     return DeltaTable(work.dst, version=0, storage_options=work.options)
+
+
+def _quoted(name: str) -> str:
+    """A column as a table property names it. Unquoted, `a.b` is a field, and engines that cannot
+    read the list keep statistics of all columns, or write nothing.
+    """
+    return name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else f"`{name}`"
 
 
 def _origin(work: Work, plan: Plan, base: DeltaTable, made: list[Made], run: str) -> Origin:
@@ -115,6 +123,7 @@ def _origin(work: Work, plan: Plan, base: DeltaTable, made: list[Made], run: str
         quality=work.shape.quality,
         rows=before + sum(one.rows for one in made),
         run=run,
+        state=work.state(work.version),
     )
 
 

@@ -46,6 +46,17 @@ class Work:
         chosen = (self.source.where, self.source.sample_key, self.table.columns.image)
         return key_of("prepared", FORMAT, self.version.table_id, *chosen, self.shape)
 
+    def state(self, version: TableVersion) -> str:
+        """A hash of all rows of a version of the source, as its log tells. Raises DataError.
+
+        Of the files' names without their folders: a table may be moved.
+        """
+        snapshot = self.table.snapshot(version)
+        paths = snapshot.paths(self.table.uri).items()
+        files = sorted((path.rpartition("/")[2], what.hex()) for path, what in paths)
+        columns = sorted(snapshot.columns(self.table.uri, snapshot.schema().names).items())
+        return key_of("state", files, columns)
+
     def open(self) -> DeltaTable | None:
         """The newest version of the prepared table. Raises DataError if something else is there."""
         base = commits.newest(self.dst, self.options)
@@ -155,6 +166,7 @@ def plan(work: Work, base: DeltaTable | None, full: bool) -> Plan | None:
             fix=WAY_OUT,
         )
     if origin.version == work.version.version:
+        _require_state(work, work.version, origin)
         return None
     if origin.version > work.version.version:
         raise DataError(
@@ -163,6 +175,19 @@ def plan(work: Work, base: DeltaTable | None, full: bool) -> Plan | None:
             fix=WAY_OUT,
         )
     return Plan(_appended(work, base, origin), base, origin, anew=False)
+
+
+def _require_state(work: Work, version: TableVersion, origin: Origin) -> None:
+    """Raise DataError if the source's version has other rows now than when it was prepared: a table
+    that was restored from a backup has its numbers again.
+    """
+    if origin.state and work.state(version) != origin.state:
+        raise DataError(
+            f"v{version.version} of {work.table.uri} has other rows now than those that were "
+            "prepared",
+            rule="The table was restored from a backup, and went on from there",
+            fix=WAY_OUT,
+        )
 
 
 def _all(work: Work) -> Rows:
@@ -196,6 +221,7 @@ def _appended(work: Work, base: DeltaTable, origin: Origin) -> Rows:
     table, version = work.table, work.version
     try:
         earlier = table.pin(origin.version)
+        _require_state(work, earlier, origin)
         old = table.snapshot(earlier).paths(table.uri)
         now = table.snapshot(version).paths(table.uri)
         went = {path for path, deleted in old.items() if now.get(path) != deleted}

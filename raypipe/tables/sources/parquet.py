@@ -28,6 +28,7 @@ from raypipe.tables.sources.fence import Fence
 ROWS_A_CALL = 1024
 ROWS_A_READ = 32
 BUFFER_BYTES = 65_536
+SUFFIXES = {".parquet", ".pq"}  # as of a table of labels
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class RowGroup:
 
 
 def row_groups(images: Path, columns: SourceColumns, fence: Fence) -> list[Part]:
-    """Every row group of a file, or of all `.parquet` files below a folder.
+    """Every row group of a file, or of all `.parquet` and `.pq` files below a folder.
 
     Hidden files are left out. Raises DataError, also for the files of a Delta table.
     """
@@ -74,8 +75,10 @@ def row_groups(images: Path, columns: SourceColumns, fence: Fence) -> list[Part]
 
     # A Delta table without a file has a log.
     inside.refuse_data_files([images / "any"])
-    found = sorted(images.rglob("*.parquet"))
-    files = [file for file in found if not inside.is_hidden(file.relative_to(images))]
+    found = sorted(path for path in images.rglob("*") if path.suffix.lower() in SUFFIXES)
+    # Spark writes a folder of this name.
+    named = [path for path in found if not path.is_dir()]
+    files = [file for file in named if not inside.is_hidden(file.relative_to(images))]
     inside.refuse_data_files(files)
     if not files:
         raise DataError(

@@ -7,6 +7,7 @@ extracted. Compressed tars have no such offsets and are refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from raypipe.tables.sources.labels import json_of
 from raypipe.tables.sources.tar_samples import Sample, read_samples
 
 COMPANION_BYTES = 2**20  # a label is short
+# A shard, also a compressed one, which is refused with its name. `0.tar.idx` is an index beside it.
+_SHARD = re.compile(r"\.(tar|t[gbx]z2?|tar\.(gz|bz2|xz|zst|lz4|z))$", re.IGNORECASE)
 _NO_SPLIT = "Leave ingest.from.split_column out, or write a JSON with that key beside each image"
 
 
@@ -78,9 +81,8 @@ def shards(
     if not images.is_dir():
         return [_shard(images, images.name, keys, fence)]
 
-    # `_shard` refuses a compressed one with its name.
-    found = [path for path in images.rglob("*") if path.name.endswith(".tar")]
-    found += [*images.glob("*.tar.*"), *images.glob("*.tgz")]
+    named = [path for path in images.rglob("*") if _SHARD.search(path.name)]
+    found = [path for path in named if not path.is_dir()]
     # macOS leaves a file ._0.tar beside 0.tar.
     files = sorted(path for path in found if not inside.is_hidden(path.relative_to(images)))
     if not files:

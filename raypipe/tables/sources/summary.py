@@ -66,9 +66,12 @@ def _label_counts(task: Task, labels: list[str]) -> Any:
     # The rest is one line: a data set may have thousands of classes.
     shown: dict[str, Any] = {}
     for name, count in counts.most_common(CLASSES_SHOWN):
-        shown[name[:NAME_CHARACTERS] or "(no tag)"] = count
+        short = name[:NAME_CHARACTERS] or "(no tag)"
+        # Long names may begin alike.
+        shown[name if short in shown else short] = count
     if len(counts) > CLASSES_SHOWN:
-        shown["others"] = f"{len(counts) - CLASSES_SHOWN} more"
+        others = "(others)" if "others" in shown else "others"
+        shown[others] = f"{len(counts) - CLASSES_SHOWN} more"
     return shown
 
 
