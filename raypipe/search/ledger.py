@@ -207,10 +207,13 @@ class Ledger:
 
     def left_s(self, trials: int, speed: Speed | None) -> float | None:
         """Seconds before the ending has to begin; None: there is no budget."""
+        return self.left_before_s(self.ending(trials, speed).seconds)
+
+    def left_before_s(self, ending_s: float) -> float | None:
+        """Seconds before an ending that takes so long has to begin; None: there is no budget."""
         if self.budget_s is None:
             return None
-        ending = self.ending(trials, speed)
-        return budget.usable(self.budget_s) - self.spent_s - ending.seconds
+        return budget.usable(self.budget_s) - self.spent_s - ending_s
 
     def left_for_trials_s(self, trials: int) -> float:
         """What a training has of `left_s` if so many begin now and all end with it."""

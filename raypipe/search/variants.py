@@ -40,7 +40,10 @@ MOST_S = 4.0
 """Seconds that timing may take beyond its fewest rounds."""
 
 BATCH = 32
+"""Images that a network predicts at once where its rate is timed."""
+
 SLOW_S = 1.0
+"""A batch that takes longer says enough: no other one is timed."""
 
 FOR_A_PAGE = 5
 """Rounds that are enough where nothing is decided by them: on a machine with four times as much to

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
 
 from raypipe.config import RunConfig, to_json
-from raypipe.errors import DataError
 from raypipe.tables.commits import rows_named
+from raypipe.watch import foreign_row
 from raypipe.watch.comparison import Comparison
 from raypipe.watch.decide import Decision
 from raypipe.watch.evidence_row import now
@@ -77,7 +75,7 @@ def decided(row: dict[str, Any]) -> tuple[tuple[Comparison, ...], Comparison | N
 
     Raises DataError for another row: a promotion must not rest on it.
     """
-    with _own(row):
+    with foreign_row.refused("decisions", "decision", row):
         judged = json.loads(row["slices"])
         slices = tuple(Comparison(**fields) for fields in judged["slices"])
         # Without any row there was nothing to compare.
@@ -90,7 +88,7 @@ def decided(row: dict[str, Any]) -> tuple[tuple[Comparison, ...], Comparison | N
 
 def limited(row: dict[str, Any]) -> dict[str, Any]:
     """`named` and `measured` of a result, from a row that `as_row` wrote. Raises as `decided`."""
-    with _own(row):
+    with foreign_row.refused("decisions", "decision", row):
         judged = json.loads(row["slices"])
         named = tuple(
             Named(one["name"], Comparison(**one["judged"]) if one["judged"] else None)
@@ -98,17 +96,3 @@ def limited(row: dict[str, Any]) -> dict[str, Any]:
         )
         measured = judged.get("measured")
         return {"named": named, "measured": Measured.read(measured) if measured else None}
-
-
-@contextmanager
-def _own(row: dict[str, Any]) -> Iterator[None]:
-    """Turn what goes wrong in reading a row that `as_row` did not write into a DataError."""
-    try:
-        yield
-    except (ValueError, TypeError, KeyError, AttributeError) as e:
-        raise DataError(
-            "The table of decisions has a row that this raypipe did not write",
-            got=f"decision {row.get('key')}: {type(e).__name__}",
-            rule="Nobody but raypipe adds rows to this table; a newer one may say more",
-            fix="Install the raypipe that wrote it, or restore the table to its version before it",
-        ) from None

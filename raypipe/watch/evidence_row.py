@@ -10,9 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from raypipe.config import to_json
-from raypipe.errors import DataError
 from raypipe.tables.table import TableVersion
-from raypipe.watch import feedback, severity
+from raypipe.watch import feedback, foreign_row, severity
 from raypipe.watch.detect import DriftReport, Evidence
 from raypipe.watch.domains import Part
 from raypipe.watch.windows import Window
@@ -117,20 +116,13 @@ def as_row(
 
 def of_row(row: dict[str, Any]) -> DriftReport:
     """The report in a row that `as_row` wrote. Raises DataError for another row."""
-    try:
+    with foreign_row.refused("drift checks", "check", row):
         evidence = tuple(Evidence(**e) for e in json.loads(row["evidence"]))
         unusual = tuple((int(i), float(d)) for i, d in json.loads(row["unusual"]))
         notes = tuple(json.loads(row["notes"]))
         parts = tuple(Part(**part) for part in json.loads(row["parts"]))
         if type(row["is_drift"]) is not bool or not isinstance(row["p_value"], float):
             raise ValueError("no verdict")
-    except (ValueError, TypeError, KeyError, AttributeError) as e:
-        raise DataError(
-            "The table of drift checks has a row that this raypipe did not write",
-            got=f"check {row.get('key')}: {type(e).__name__}",
-            rule="Nobody but raypipe adds rows to this table; a newer one may say more",
-            fix="Install the raypipe that wrote it, or restore the table to its version before it",
-        ) from None
     return DriftReport(
         evidence,
         row["p_value"],

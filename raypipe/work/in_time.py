@@ -183,13 +183,6 @@ def _least_s(found: SearchResult, members: Sequence[Trial], ledger: Ledger) -> f
     return ledger.ending(len(found.trials), speed, fewest=True).seconds
 
 
-def _left_s(ledger: Ledger, ending_s: float) -> float | None:
-    """Seconds before an end that takes so long has to begin; None: there is no budget."""
-    if ledger.budget_s is None:
-        return None
-    return budget.usable(ledger.budget_s) - ledger.spent_s - ending_s
-
-
 def _as_it_was(found: SearchResult, ledger: Ledger, why: str) -> SearchResult:
     log.warning("No refit: %s", why)
     ledger.notes.append(f"No refit: {why}")
@@ -225,7 +218,7 @@ def _refitted_alone(
     if isinstance(planned, str):
         ledger.notes.append(f"No refit: {planned}")
         return found
-    left_s = _left_s(ledger, least_s)
+    left_s = ledger.left_before_s(least_s)
     assert left_s is not None
     # It ends by its own clock. What comes after it has the rest.
     left_s = min(left_s, LATE * planned.seconds)
@@ -383,7 +376,7 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
 
 def _fitting(ledger: Ledger, expected: Ending) -> int:
     """Images of each split for whose predictions there is time."""
-    left_s = _left_s(ledger, expected.fixed_s) or 0.0
+    left_s = ledger.left_before_s(expected.fixed_s) or 0.0
     splits = sum(1 for images in ledger.splits if images) or 1
     each_s = (1 + budget.ENDING_MARGIN) * expected.prediction_s * ledger.views * splits
     return int(max(0.0, left_s) / each_s)
