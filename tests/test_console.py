@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 
 import pytest
@@ -151,6 +152,15 @@ def test_text_of_users_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> 
     said = capsys.readouterr().out
     for text in ("[bold]title", "label [dim]", "[red]", "[b]name", "[green]value", "'–'"):
         assert text in said
+
+
+@pytest.mark.timeout(60)
+def test_a_word_of_a_million_letters_is_shown_soon(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rich's highlighter needs ten minutes for a third of it."""
+    Console()
+    logging.getLogger("raypipe").info("[b]%s[/b]", "y" * 1_000_000)
+    said = "".join(capsys.readouterr().err.split())
+    assert said == "[b]" + "y" * 1_000_000 + "[/b]"
 
 
 def test_a_secret_that_looks_like_json_does_not_break_the_json(

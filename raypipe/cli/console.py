@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console as Rich
 from rich.console import Group
+from rich.highlighter import NullHighlighter
 from rich.live import Live
 from rich.logging import RichHandler
 from rich.progress import (
@@ -77,8 +78,15 @@ class Console:
         self.began = self._started if began is None else began
         # One handler at a time: a notebook makes a Console with each call.
         log = logging.getLogger("raypipe")
+        # Rich's own highlighter looks at each letter of a word as often as the word has letters: a
+        # line with one of 100,000 letters took a minute.
         handler = RichHandler(
-            console=self.err, show_time=False, show_path=False, show_level=False, markup=False
+            console=self.err,
+            show_time=False,
+            show_path=False,
+            show_level=False,
+            highlighter=NullHighlighter(),
+            keywords=[],
         )
         handler.addFilter(_without_credentials)
         log.handlers = [handler]
