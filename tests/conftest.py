@@ -135,13 +135,14 @@ Cli = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="session")
-def ray_session() -> Iterator[str]:
+def ray_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A local cluster of two CPUs; what the tests start joins it. Workers import `tests` from the
     working directory.
     """
     import ray
 
     from raypipe.search.trials import tune_patches
+    from tests import forked_workers
 
     before = os.environ.pop("RAY_ADDRESS", None)
     # A job runs `python`: the cluster's must be the one of these tests, as if it were activated.
@@ -149,15 +150,16 @@ def ray_session() -> Iterator[str]:
     # As raypipe starts a cluster for a search. Nobody looks at metrics.
     os.environ.setdefault("RAY_enable_metrics_collection", "0")
     connect.prepare_workers(tune_patches.PRELOAD)
-    context = ray.init(
-        address="local",
-        num_cpus=2,
-        object_store_memory=300 * 2**20,
-        include_dashboard=True,
-        dashboard_host="127.0.0.1",
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    with forked_workers.installed(tmp_path_factory.mktemp("forks")):
+        context = ray.init(
+            address="local",
+            num_cpus=2,
+            object_store_memory=300 * 2**20,
+            include_dashboard=True,
+            dashboard_host="127.0.0.1",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
     # What is started from here may be a cluster of its own, for which raypipe sets it.
     del os.environ[connect.PRELOAD], os.environ[connect.WORKER_PRELOAD]
     # A second cluster on this host would break Ray Train's placement-group cleaner.

@@ -124,8 +124,10 @@ def test_another_folder_with_another_model_registers_its_own(
 ) -> None:
     """Clocks and failures decide in a search: two folders may come to two models by one command."""
 
+    one_trial = HOPELESS | {"search.space": {"train.lr": "grid(1e-7)"}}
+
     def found_in(folder: str) -> SearchResult:
-        return search(searches(tmp_path / folder, **HOPELESS))
+        return search(searches(tmp_path / folder, **one_trial))
 
     one, same = found_in("one"), found_in("same")
     monkeypatch.setattr(first_answer, "make", lambda *given, **more: FirstAnswer())

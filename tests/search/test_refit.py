@@ -154,9 +154,8 @@ def test_the_command_registers_the_refit_and_its_file_gives_the_same_model(
         "the search is not repeated"
     )
     shutil.rmtree(tmp_path / "search")
-    code, out, err = cli(
-        "retrain", str(where), "watch.force=true", "watch.retrain_workers=1", "--json"
-    )
+    small = ["watch.force=true", "watch.retrain_workers=1", "watch.retrain_samples=2"]
+    code, out, err = cli("retrain", str(where), *small, "--json")
     assert code == 0 and json.loads(out.splitlines()[-1])["challenger"], (
         "which needs no checkpoint of a search long gone"
     )
