@@ -88,8 +88,11 @@ def plan(
     right.
     """
     snapshot = table.snapshot(pinned)
+    where = where or {}
+    if table.columns.label in where:
+        where = conditions.by_class(where, snapshot.schema(), table.columns.label)
     files, schema = snapshot.files(
-        table.uri, where or {}, table.columns.image, table.storage_options, only
+        table.uri, where, table.columns.image, table.storage_options, only
     )
 
     # `map` keeps the order of the files.
@@ -430,4 +433,5 @@ def with_names(
     for stored in schema:
         is_name = stored.name in names
         fields.append(stored.with_type(pa.string()) if is_name else stored)
+    where = conditions.by_class(where, schema, roles.label)
     return pa.schema(fields), conditions.as_text(where, schema, names)
