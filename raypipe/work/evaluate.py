@@ -16,7 +16,7 @@ from raypipe.job import Job
 from raypipe.registry import promote, runs
 from raypipe.registry.package import Package
 from raypipe.registry.quality_parts import value
-from raypipe.registry.store import Store, open_store
+from raypipe.registry.store import Store
 from raypipe.serve import evaluation, evaluation_page
 from raypipe.serve.evaluation import Evaluation
 from raypipe.tables.table import Columns, ImageTable, TableConfig, TableVersion
@@ -97,8 +97,7 @@ def evaluate(job: Job, show: Show) -> Evaluated:
     # A wrong address must not cost a cluster start.
     source = cfg.table or job.table
     ImageTable.open(source).pin(source.version)
-    find.require_store(job.run, job.registry)
-    store = open_store(job.run, job.registry, job.artifacts)
+    store = find.existing(job)
     model = model_of(store, cfg.model)
     connect(job.cluster)
     # Without a table of its own, the evaluation is of images that the search did not see.

@@ -11,7 +11,7 @@ from raypipe.errors import ConfigError, DataError
 from raypipe.files import is_there
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
-from raypipe.registry.store import open_store
+from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables.table import TableConfig
 from raypipe.work.model import Model
@@ -48,8 +48,7 @@ def of_command(model: str, overrides: Sequence[str]) -> Model:
     if not is_there(model):
         raise unknown(model, "models:/NAME@ALIAS, models:/NAME/VERSION or a YAML configuration")
     job = load(Job, model, overrides)
-    require_store(job.run, job.registry)
-    store = open_store(job.run, job.registry, job.artifacts)
+    store = existing(job)
     champion = promote.require_champion(store)
     return Model(promote.fetch(store, champion), champion)
 
@@ -88,8 +87,15 @@ def require_store(run: RunConfig, registry: RegistryConfig) -> None:
         raise DataError(
             "There is no model store here",
             got=str(run.path if registry.uri is None else file),
-            fix="Name the run's folder, run={'dir': …}, or the store, registry={'uri': …}",
+            fix="Name the run's folder (run.dir; in Python run={'dir': …}) or the store "
+            "(registry.uri). raypipe tune CONFIG makes a first model",
         )
+
+
+def existing(job: Job) -> Store:
+    """The job's store, for what needs a model that is there already. It is not made."""
+    require_store(job.run, job.registry)
+    return open_store(job.run, job.registry, job.artifacts)
 
 
 def batch_of(job: Job) -> TableConfig:
