@@ -55,14 +55,14 @@ def places(
     fragments, _ = scan.plan(table, pinned, where)
     first_rows = {}  # of each row group: its first row's number in the file
     for part, start in zip(fragments, scan.starts(fragments), strict=True):
-        first_rows[part.path, part.row_group] = start
+        first_rows[part.file, part.row_group] = start
     tables = []
     for part, rows in scan.located(table, pinned, names, where):
         # A row's number in its row group becomes its number in the file.
-        start = first_rows[part.path, part.row_group]
+        start = first_rows[part.file, part.row_group]
         in_group = rows[scan.ROW].cast(pa.int64())
         in_file = pc.add(in_group, start)
-        files = pa.repeat(part.path, len(rows))
+        files = pa.repeat(part.file, len(rows))
         rows = rows.drop_columns([scan.ROW])
         tables.append(_with_places(rows, files, in_file))
     if not tables:
@@ -118,8 +118,8 @@ def commit(table: ImageTable, base: DeltaTable, changes: Changes, why: CommitPro
     # Not asked of `base` later: one of the two ways to write moves it to the new version.
     number = base.version()
     files, schema = log.files(base, table.uri, {})
-    touched = [file for file in files if file.path in changes]
-    unknown = sorted(set(changes) - {file.path for file in touched})
+    touched = [file for file in files if file.name in changes]
+    unknown = sorted(set(changes) - {file.name for file in touched})
     if unknown:
         raise AssertionError(f"files that version {number} does not have: {unknown[:3]}")
     _require_allowed(table, base, changes)
@@ -162,7 +162,7 @@ def _require_allowed(table: ImageTable, base: DeltaTable, changes: Changes) -> N
     fragments, schema = scan.plan(table.without_sample(), pinned)
     rows = [fragment.output_schema(schema, names).empty_table()]
     for part, start in zip(fragments, scan.starts(fragments), strict=True):
-        change = changes.get(part.path)
+        change = changes.get(part.file)
         if change is None or not change.values:
             continue
         found, rows_N = fragment.read([part], schema, names, {}, table.storage_options)
@@ -205,13 +205,14 @@ def _files_can_be_swapped(
     mapped: bool,
 ) -> bool:
     """Can deltalake remove each of these files, and has each the columns that are to change?"""
-    logged = {}  # path -> the path as the log writes it
+    logged = {}  # a file's name -> its path as the log writes it
+    placed = log.Places(base.table_uri)
     for path in pa.table(base.get_add_actions())["path"].to_pylist():
-        logged[log.place(base.table_uri, path)[1]] = path
+        logged[placed.name(path)] = path
     for file in touched:
-        if file.keep_N is not None or not _SAFE_PATH.fullmatch(logged[file.path]):
+        if file.keep_N is not None or not _SAFE_PATH.fullmatch(logged[file.name]):
             return False
-        if not _holds_columns(table, file, changes[file.path], mapped):
+        if not _holds_columns(table, file, changes[file.name], mapped):
             return False
     return True
 
@@ -242,14 +243,15 @@ def _swap_files(
     that a caller can delete them after an error.
     """
     logged = {}
+    placed = log.Places(base.table_uri)
     for add in pa.table(base.get_add_actions(flatten=True)).to_pylist():
-        logged[log.place(base.table_uri, add["path"])[1]] = add
+        logged[placed.name(add["path"])] = add
 
     now_ms = int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = []
     for file in touched:
         # The old file goes out.
-        old = logged[file.path]
+        old = logged[file.name]
         partition = {name: _logged_value(scalar) for name, scalar in file.partition}
         actions.append(RemoveAction(old["path"], True, now_ms, old["size_bytes"], partition))
 
@@ -257,7 +259,7 @@ def _swap_files(
         name = f"part-00000-{uuid.uuid4()}-c000.parquet"
         written.append(name)
         out = NewFile(table, name)
-        statistics = changed_file.copy(table, file, changes[file.path], out)
+        statistics = changed_file.copy(table, file, changes[file.name], out)
         if not statistics.rows:
             out.remove()
             continue
@@ -280,7 +282,7 @@ def _write_whole_table(
             rows, rows_N = fragment.read([part], schema, names, {}, options)
             # Numbers of the visible rows in their file; deleted rows leave gaps.
             numbers = (rows_N + start).tolist()
-            change = changes.get(part.path, Change())
+            change = changes.get(part.file, Change())
             rows = _visible_changed(rows, numbers, change)
             yield from rows.cast(visible).to_batches()
 
