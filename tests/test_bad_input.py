@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from raypipe.config import validate
+from raypipe.registry import made_whole
 from raypipe.tables.ingest import IngestConfig, ingest, quarantine_uri
 from raypipe.tables.table import ImageTable, TableConfig, append
 
@@ -253,6 +254,23 @@ def test_a_mistake_about_the_table_is_one_line_and_leaves_it_alone(
     table = str(tmp_path / "tables" / "cells")
     refused(cli(verb, ingested, *(text.replace("TABLE", table) for text in overrides)), *says)
     assert files(tmp_path) == before
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_a_champion_a_shared_store_is_left_alone(
+    ingested: Path, cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "shared").mkdir()
+    there = f"registry.uri=sqlite:///{tmp_path}/shared/store.db"
+    made_whole.make(tmp_path / "shared" / "store.db")
+    for verb, more in (
+        ("predict", []),
+        ("drift", [f"watch.batch.uri={tmp_path}/tables/cells"]),
+        ("retrain", ["watch.force=true"]),
+        ("evaluate", []),
+    ):
+        says = ("no champion of 'run'", "raypipe tune CONFIG")
+        refused(cli(verb, ingested, there, *more), *says)
     assert not (tmp_path / "run").exists()
 
 

@@ -16,7 +16,7 @@ from raypipe.job import Job
 from raypipe.registry import promote, runs
 from raypipe.registry.package import Package
 from raypipe.registry.quality_parts import value
-from raypipe.registry.store import Store
+from raypipe.registry.store import Store, open_store
 from raypipe.serve import evaluation, evaluation_page
 from raypipe.serve.evaluation import Evaluation
 from raypipe.tables.table import Columns, ImageTable, TableConfig, TableVersion
@@ -97,8 +97,9 @@ def evaluate(job: Job, show: Show) -> Evaluated:
     # A wrong address must not cost a cluster start.
     source = cfg.table or job.table
     ImageTable.open(source).pin(source.version)
-    store = find.existing(job)
-    model = model_of(store, cfg.model)
+    # A model that is not there leaves nothing behind.
+    model = model_of(find.looked_at(job), cfg.model)
+    store = open_store(job.run, job.registry, job.artifacts)
     connect(job.cluster)
     # Without a table of its own, the evaluation is of images that the search did not see.
     if cfg.table is None:

@@ -48,7 +48,7 @@ def of_command(model: str, overrides: Sequence[str]) -> Model:
     if not is_there(model):
         raise unknown(model, "models:/NAME@ALIAS, models:/NAME/VERSION or a YAML configuration")
     job = load(Job, model, overrides)
-    store = existing(job)
+    store = looked_at(job)
     champion = promote.require_champion(store)
     return Model(promote.fetch(store, champion), champion)
 
@@ -66,7 +66,7 @@ def _find(model: str, settings: Mapping[str, Any], overrides: Sequence[str]) -> 
     """settings: `defaults(model)`, with the caller's own over them."""
     where = load(Where, None, overrides, settings)
     require_store(where.run, where.registry)
-    store = open_store(where.run, where.registry)
+    store = open_store(where.run, where.registry, create=False)
     named = MODEL.fullmatch(model)
     assert named is not None, "`defaults` refuses every other text"
 
@@ -92,9 +92,15 @@ def require_store(run: RunConfig, registry: RegistryConfig) -> None:
         )
 
 
-def existing(job: Job) -> Store:
-    """The job's store, for what needs a model that is there already. It is not made."""
+def looked_at(job: Job) -> Store:
+    """The job's store as it is: nothing is made in it or in the run's folder."""
     require_store(job.run, job.registry)
+    return open_store(job.run, job.registry, job.artifacts, create=False)
+
+
+def in_use(job: Job) -> Store:
+    """The job's store, which has a champion. Without one, nothing is made either."""
+    promote.require_champion(looked_at(job))
     return open_store(job.run, job.registry, job.artifacts)
 
 

@@ -15,7 +15,7 @@ from raypipe.errors import ConfigError
 from raypipe.files import in_name, is_there, write_atomic
 from raypipe.job import Job
 from raypipe.registry import follow, moves, promote, recorded
-from raypipe.registry.store import Store, open_store
+from raypipe.registry.store import Store
 from raypipe.tables import appended
 from raypipe.watch import records
 from raypipe.work import find
@@ -175,7 +175,7 @@ def model(job: Job, number: int | None, reread: bool = True) -> Proven:
 
     Raises DataError where there is no such version.
     """
-    store = _open(job)
+    store = find.looked_at(job)
     if number is None:
         version = promote.require_champion(store)
     else:
@@ -192,7 +192,7 @@ def model(job: Job, number: int | None, reread: bool = True) -> Proven:
 
 def tell(job: Job) -> Told:
     """What happened to the job's model: its checks, comparisons and alias moves, and the page."""
-    store = _open(job)
+    store = find.looked_at(job)
     held = follow.held(store)
     checks = records.checks(job.run, job.watch)
     decisions = records.decisions(job.run, job.watch)
@@ -303,11 +303,6 @@ def _timeline_page(told: Told, places: Sequence[str]) -> report.Page:
     )
     events = report.Events("What happened", text, timeline.events(rows))
     return report.Page(header, verdicts=tuple(top), events=events)
-
-
-def _open(job: Job) -> Store:
-    find.require_store(job.run, job.registry)
-    return open_store(job.run, job.registry, job.artifacts, create=False)
 
 
 def _keep(result: Result, page: Path) -> None:

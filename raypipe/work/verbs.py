@@ -355,8 +355,7 @@ def predict(job: Job, show: Show) -> Predicted | Followed:
     began = time.monotonic()
     source = job.predict.table or job.watch.batch or job.table
     ImageTable.open(source).pin(source.version)
-    store = find.existing(job)
-    promote.require_champion(store)
+    store = find.in_use(job)
     connect(job.cluster)
     if job.predict.follow:
         show.say(f"Following {source.uri}: SIGTERM or Ctrl-C ends it")
@@ -402,7 +401,7 @@ def _drift(job: Job, show: Show, tell: Sinks) -> Drifted | Waited:
 
 def power(job: Job, show: Show) -> Powered:
     """How often the drift check of the job alarms without drift, and which changes it finds."""
-    store = find.existing(job)
+    store = find.looked_at(job)
     champion = promote.require_champion(store)
     if job.drift.needs_sidecar:
         connect(job.cluster)
@@ -436,7 +435,7 @@ def _retrain(job: Job, show: Show, tell: Sinks, monitors: Sequence[Monitor]) -> 
             waiting = found
         else:
             checked = found
-    store = find.existing(job)
+    store = find.in_use(job)
     resources = connect(job.cluster)
     cfg = loop.RetrainConfigs(job.search, job.watch, job.gate, job.clean)
     current = promote.require_champion(store)
@@ -477,7 +476,7 @@ def _retrain(job: Job, show: Show, tell: Sinks, monitors: Sequence[Monitor]) -> 
 
 def _call(job: Job, run: str, checked: CheckResult | Waiting) -> None:
     """Keep what the policy says of a check that was not followed by a retrain."""
-    store = find.existing(job)
+    store = open_store(job.run, job.registry, job.artifacts)
     if isinstance(checked, Waiting):
         decision, champion = Decision(False, str(checked)), str(promote.require_champion(store))
     else:
@@ -490,8 +489,7 @@ def _call(job: Job, run: str, checked: CheckResult | Waiting) -> None:
 def _check(job: Job, show: Show) -> CheckResult | Waiting:
     source = find.batch_of(job)
     ImageTable.open(source).pin(source.version)
-    store = find.existing(job)
-    promote.require_champion(store)
+    store = find.in_use(job)
     connect(job.cluster)
     with show.progress(f"Predicting {source.uri}") as tick:
         return drift_check.check_window(
