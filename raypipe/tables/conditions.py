@@ -40,11 +40,13 @@ def is_tags(kind: pa.DataType) -> bool:
     return is_listed(kind) and _is_text(kind.value_type)
 
 
-def both(first: Where, second: Where, schema: pa.Schema) -> Where:
+def both(first: Where, second: Where, schema: pa.Schema, label: str = "") -> Where:
     """The condition that a row meets both. Raises DataError for a text that a type cannot hold.
 
-    A dict has one entry a column, so `first | second` would forget what `first` says of it.
+    A dict has one entry a column, so `first | second` would forget what `first` says of it. label:
+    the column of labels; see by_class.
     """
+    first = by_class(first, schema, label)
     joined = {**first, **second}
     for name in first.keys() & second.keys():
         kind = schema.field(name).type

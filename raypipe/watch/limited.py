@@ -39,7 +39,7 @@ def rows_of(cfg: LimitsConfig, job: TrainJob, pinned: Pinned) -> dict[str, Abstr
                 rule=f"Columns of {version}: {', '.join(schema.names)}",
                 fix="Name a column of the table, or leave the slice out",
             )
-        where = conditions.both(tests, limit.where, schema)
+        where = conditions.both(tests, limit.where, schema, names_of.label)
         wanted = list(dict.fromkeys([names_of.id, names_of.label]))
         rows = scan.rows(table, version, wanted, where)
         labels = label_column.read(rows[names_of.label], kind, names_of.label)

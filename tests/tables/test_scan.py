@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from raypipe.errors import DataError
-from raypipe.tables import scan
+from raypipe.tables import conditions, scan
 from raypipe.tables.table import Columns, ImageTable, TableVersion, append
 from tests.tables.handmade import drop
 
@@ -254,6 +254,10 @@ def test_a_label_is_found_in_each_spelling_of_its_class_and_other_texts_as_they_
     assert found({"label": "cat"}) == ["cat"]
     for text in spelled:
         assert found({"line": text}) == [text]
+    schema = pa.schema([("label", pa.string()), ("line", pa.string())])
+    both = {"label": "1.0", "line": "1"}, {"label": "1", "line": "1.0"}
+    assert found(conditions.both(both[0], {"label": "1"}, schema, "label")) == ["1"]
+    assert found(conditions.both(*both, schema, "label")) == []
     numbered = ImageTable(table.uri, Columns(label="line"))
     assert len(scan.rows(numbered, numbered.pin(), ["line"], {"line": "1"})) == 2
 
