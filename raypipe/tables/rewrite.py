@@ -12,17 +12,20 @@ How one commit changes rows:
 4. If the answer to a commit is lost, the batch id in its metadata shows whether it landed.
 
 Cost: a touched file is copied once. deltalake cannot remove a file that has a deletion vector, or
-whose path is percent-encoded. If a touched file is one of these, the whole table is written again.
+whose path is percent-encoded. If a touched file is one of these, the whole table is written again;
+from a store its rows then pass through a file in the temporary folder.
 Source: the Delta protocol, sections "Add File and Remove File" and "Column Mapping".
 """
 
 from __future__ import annotations
 
 import re
+import tempfile
 import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,6 +33,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
+from raypipe import stores
 from raypipe.errors import DataError
 from raypipe.tables import changed_file, constraints, fragment, log, retries, scan, storage
 from raypipe.tables.changed_file import NewFile
@@ -286,13 +290,33 @@ def _write_whole_table(
             rows = _visible_changed(rows, numbers, change)
             yield from rows.cast(visible).to_batches()
 
-    write_deltalake(
-        base,
-        pa.RecordBatchReader.from_batches(visible, batches()),
-        mode="overwrite",
-        writer_properties=writer_properties(table.columns.image),
-        commit_properties=properties,
-    )
+    with ExitStack() as held:
+        rows = pa.RecordBatchReader.from_batches(visible, batches())
+        if stores.is_remote(base.table_uri):
+            rows = held.enter_context(_from_this_machine(rows))
+        write_deltalake(
+            base,
+            rows,
+            mode="overwrite",
+            writer_properties=writer_properties(table.columns.image),
+            commit_properties=properties,
+        )
+
+
+@contextmanager
+def _from_this_machine(rows: pa.RecordBatchReader) -> Iterator[pa.RecordBatchReader]:
+    """The same rows, from a temporary file.
+
+    deltalake asks for rows in a thread of its own runtime. Whoever reads from a store there ends in
+    "Cannot start a runtime from within a runtime": the store is read by the same runtime. A thread
+    of ours would wait for ever where that has one thread, as in a container with one CPU.
+    """
+    with tempfile.NamedTemporaryFile(prefix="raypipe-rows-") as file:
+        with pa.OSFile(file.name, "wb") as out, pa.ipc.new_stream(out, rows.schema) as written:
+            for batch in rows:
+                written.write_batch(batch)
+        with pa.OSFile(file.name) as source:
+            yield pa.ipc.open_stream(source)
 
 
 def _visible_changed(rows: pa.Table, numbers: list[int], change: Change) -> pa.Table:
