@@ -367,9 +367,10 @@ def _nothing_here(image: Image.Image, samples: str) -> np.ndarray | None:
     `image` is not loaded yet.
     """
     key = image.info.get("transparency")
-    if samples != RGB_16 or not isinstance(key, tuple) or not isinstance(image.fp, io.BytesIO):
+    source = getattr(image, "fp", None)
+    if samples != RGB_16 or not isinstance(key, tuple) or not isinstance(source, io.BytesIO):
         return None
-    data = image.fp.getvalue()
+    data = source.getvalue()
     nothing_HW = np.ones((image.height, image.width), bool)
     for raw, shift in ((RGB_16, 8), (RGB_16_LOW, 0)):
         with Image.open(io.BytesIO(data), formats=("PNG",)) as again:
