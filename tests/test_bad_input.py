@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from raypipe.config import validate
+from raypipe.registry import made_whole
 from raypipe.tables.ingest import IngestConfig, ingest, quarantine_uri
 from raypipe.tables.table import ImageTable, TableConfig, append
 
@@ -233,7 +234,10 @@ TABLE_THERE: list[tuple[str, list[str], list[str]]] = [
         ["feed.val=validation"],
         ["no labelled rows in split 'validation'", "'val'", "feed.val"],
     ),
-    ("predict", [], ["no champion of 'run'", "raypipe tune CONFIG"]),
+    ("predict", [], ["no model store here", "raypipe tune CONFIG"]),
+    ("drift", ["watch.batch.uri=TABLE"], ["no model store here", "run.dir"]),
+    ("drift", ["watch.batch.uri=TABLE", "--power"], ["no model store here"]),
+    ("retrain", ["watch.force=true"], ["no model store here"]),
     ("clean", ["table.version=99"], ["has no version 99"]),
 ]
 
@@ -247,13 +251,27 @@ def test_a_mistake_about_the_table_is_one_line_and_leaves_it_alone(
     verb: str, overrides: list[str], says: list[str], ingested: Path, cli: Cli, tmp_path: Path
 ) -> None:
     before = files(tmp_path)
-    refused(cli(verb, ingested, *overrides), *says)
-    new = {
-        name
-        for name in files(tmp_path) - before
-        if not name.startswith(("run/mlflow/mlflow.db", "run/mlflow/wal"))
-    }
-    assert new == set(), "asking for the champion may make an empty MLflow store, nothing else"
+    table = str(tmp_path / "tables" / "cells")
+    refused(cli(verb, ingested, *(text.replace("TABLE", table) for text in overrides)), *says)
+    assert files(tmp_path) == before
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_a_champion_a_shared_store_is_left_alone(
+    ingested: Path, cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "shared").mkdir()
+    there = f"registry.uri=sqlite:///{tmp_path}/shared/store.db"
+    made_whole.make(tmp_path / "shared" / "store.db")
+    for verb, more in (
+        ("predict", []),
+        ("drift", [f"watch.batch.uri={tmp_path}/tables/cells"]),
+        ("retrain", ["watch.force=true"]),
+        ("evaluate", []),
+    ):
+        says = ("no champion of 'run'", "raypipe tune CONFIG")
+        refused(cli(verb, ingested, there, *more), *says)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_table_without_labels_cannot_train_and_says_so(

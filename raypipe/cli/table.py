@@ -7,6 +7,7 @@ says the same and more.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -40,8 +41,12 @@ Overrides = Annotated[
 Json = Annotated[
     bool, typer.Option("--json", help="End with one JSON line on stdout; messages go to stderr.")
 ]
-Names = Annotated[str | None, typer.Option(help="Columns of OUT.parquet, like image_id,label.")]
+QUOTED = """A name with a comma is quoted, as in a CSV: 'a,"b,c"'."""
+Names = Annotated[
+    str | None, typer.Option(help=f"Columns of OUT.parquet, like image_id,label. {QUOTED}")
+]
 SHOWN_IDS = 5
+_NAME = re.compile(r"""\s*(?:"(?P<quoted>(?:[^"]|"")*)"|(?P<plain>[^",][^,]*|))\s*(?:,|$)""")
 
 
 @app.command("list")
@@ -177,7 +182,9 @@ def optimize(
     table: Table,
     by: Annotated[
         str | None,
-        typer.Option(help="Cluster the rows by these columns (z-order), like label,split."),
+        typer.Option(
+            help=f"Cluster the rows by these columns (z-order), like label,split. {QUOTED}"
+        ),
     ] = None,
     target_mb: Annotated[int, typer.Option(min=1, help="Size of a file.")] = 256,
     overrides: Overrides = None,
@@ -341,7 +348,25 @@ def _tell(console: Console, result: dict[str, Any]) -> None:
 
 
 def _split(names: str | None) -> list[str] | None:
-    return [n.strip() for n in names.split(",") if n.strip()] if names else None
+    """`a, "b,c"` -> `["a", "b,c"]`, quoted as in a CSV. Raises ConfigError for quotes of which one
+    is missing."""
+    if not names:
+        return None
+    found, start = [], 0
+    while start < len(names):
+        name = _NAME.match(names, start)
+        if name is None:
+            raise ConfigError(
+                "These are no names between commas",
+                got=names,
+                rule="A name with a comma or a quotation mark is in quotation marks, and each of "
+                "its own is written twice",
+                fix="""Write 'a,"b,c"' for the columns a and b,c""",
+            )
+        quoted = name["quoted"]
+        found.append(name["plain"].strip() if quoted is None else quoted.replace('""', '"'))
+        start = name.end()
+    return [name for name in found if name]
 
 
 def conditions(texts: list[str]) -> dict[str, str | list[str]]:

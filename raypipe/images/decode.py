@@ -39,6 +39,7 @@ GRAY_PX = 128
 
 # Of gray samples of a few bits: the step between two levels, when they are stretched to 0..255.
 GRAY_STEPS = {"L;2": 85, "L;4": 17}
+RGB_16, RGB_16_LOW = "RGB;16B", "RGB;16L"  # of 16-bit colours, as a PNG has them, and turned around
 TIFF_PHOTOMETRIC = 262  # the tag that says whether 0 is black or white
 
 # EXIF orientations (1: upright), by what must be undone.
@@ -317,8 +318,11 @@ def _load(image: Image.Image) -> np.ndarray:
     try:
         # How the file holds its samples: asked before `load` forgets it.
         samples = _samples(image)
+        nothing_HW = _nothing_here(image, samples)
         image.load()
         pixels_HWC = np.array(_to_rgb(image, samples))
+        if nothing_HW is not None:
+            pixels_HWC[nothing_HW] = 255
     except BadImage:
         raise
     except Exception as e:
@@ -355,11 +359,32 @@ def _samples(image: Image.Image) -> str:
     return str(args[0] if isinstance(args, tuple) and args else args)
 
 
+def _nothing_here(image: Image.Image, samples: str) -> np.ndarray | None:
+    """Where a PNG of 16-bit colours has its transparent colour, as bool HW; None without one.
+
+    Pillow keeps the high byte of such samples, and other colours share it. Told that they are
+    little-endian, it keeps the low byte. So the file is decoded twice more, which few need.
+    `image` is not loaded yet.
+    """
+    key = image.info.get("transparency")
+    source = getattr(image, "fp", None)
+    if samples != RGB_16 or not isinstance(key, tuple) or not isinstance(source, io.BytesIO):
+        return None
+    data = source.getvalue()
+    nothing_HW = np.ones((image.height, image.width), bool)
+    for raw, shift in ((RGB_16, 8), (RGB_16_LOW, 0)):
+        with Image.open(io.BytesIO(data), formats=("PNG",)) as again:
+            again.tile = [tile._replace(args=raw) for tile in again.tile]  # type: ignore[attr-defined]
+            levels = [level >> shift & 255 for level in key]
+            nothing_HW &= (np.asarray(again) == levels).all(axis=2)
+    return nothing_HW
+
+
 def _to_rgb(image: Image.Image, samples: str) -> Image.Image:
     """The image in mode RGB. Raises BadImage for samples of 32 bits."""
     key = image.info.get("transparency")  # of a PNG: also one colour that stands for "nothing here"
     if image.mode == "RGB" and (key is None or samples != "RGB"):
-        # Of samples of 16 bits, Pillow keeps too little to compare them with a colour.
+        # The transparent colour of 16-bit samples is _nothing_here's.
         return image
     if image.mode in ("I", "F"):
         detail = "32-bit samples have no range of their own; save the image with 8 or 16 bits"

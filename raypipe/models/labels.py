@@ -96,6 +96,21 @@ def name(value: Any) -> Label:
     return Label(None, f"a value of type {type(value).__name__} is no name")
 
 
+def spellings(text: str) -> list[str]:
+    """This text and the others that name the same class: 1 and 1.0; true, True and TRUE."""
+    class_name = name(text).text
+    if class_name is None:
+        return [text]
+    same = [text, class_name]
+    if _WHOLE.fullmatch(f"{class_name}.0"):
+        same.append(f"{class_name}.0")
+    if class_name == "0":
+        same.append("-0.0")
+    if class_name in ("true", "false"):
+        same += [class_name.title(), class_name.upper()]
+    return list(dict.fromkeys(same))
+
+
 def _normalised(value: Any) -> Any:
     """Arrays, tuples and sets as lists; numpy's whole numbers and booleans as Python's.
 

@@ -108,7 +108,7 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
         verbs.crown_first(store, first)
         console.leaderboard(found.metric, found.standings, top=5)
         done(
-            f"{len(found.trials)} trials, best {found.metric} {found.trials[0].metric:.1%}, "
+            f"{found.drawn} trials, best {found.metric} {found.trials[0].metric:.1%}, "
             f"registered as {first}"
         )
 
@@ -300,7 +300,7 @@ def _summary(
         "table_versions": {"uri": str(Path(cells.uri).absolute()), **ImageTable.open(cells).tags()},
         "images_ingested": sum(r.accepted + r.present for r in ingested),
         "images_dropped": sum(c.dropped for c in cleaned),
-        "trials": len(found.trials),
+        "trials": found.drawn,
         "champion_before": {"version": after.champion.version, **accuracies("champion")},
         "drift": {
             name: {"is_drift": c.report.is_drift, "p_value": c.report.p_value}

@@ -2,7 +2,8 @@
 
 MLflow has no compare-and-set, so a move is committed to the table first. Then the alias is set, the
 table is read again (a newer move wins), the alias is read back, and the version gets the tag
-`raypipe.move.ALIAS` with the move's number: the move is applied.
+`raypipe.move.ALIAS` with the move's number: the move is applied. A table that was deleted begins
+again at 1, so `raypipe.moved_at.ALIAS` has the move's number and time.
 
 If the alias differs from the newest move, it is looked at twice, LOOK_AGAIN_S apart, because a
 promoter may be between its commit and the alias. If it still differs, this rule tells a crash from
@@ -23,6 +24,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC
 from typing import Any
 
 from raypipe.errors import DataError, RaypipeError
@@ -33,8 +35,12 @@ from raypipe.tables import retries
 from raypipe.tables.commits import TRIES, Moved
 
 log = logging.getLogger("raypipe")
+_told: set[tuple[str, str, str]] = (
+    set()
+)  # tables whose lost moves were told of: a server looks often
 LOOK_AGAIN_S = 0.5
 APPLIED = "raypipe.move."  # tag of a version, with the alias: the number of the applied move
+MOVED_AT = "raypipe.moved_at."  # the same: its number and its time
 # What MLflow's stores answer where there is no such model, version or alias. Its SQL store calls a
 # missing alias an invalid parameter, as it calls much else.
 _NOT_THERE = "RESOURCE_DOES_NOT_EXIST", "NOT_FOUND"
@@ -64,6 +70,7 @@ def held(store: Store) -> Held:
         now = look(store)
         move = now.history.newest
         if move is None:
+            _tell_of_lost_moves(store, now)
             return now
         if now.version == move.version_to:
             if now.entity is not None and not _has_tag(store, now.entity, move):
@@ -128,6 +135,23 @@ def apply(store: Store, move: Move) -> None:
     )
 
 
+def _tell_of_lost_moves(store: Store, now: Held) -> None:
+    """Warn, once, if the version in use was moved to by a move that the table does not have."""
+    tags = {} if now.entity is None else catalog.read(now.entity.tags)
+    of = (store.moves, store.model, store.alias)
+    if APPLIED + store.alias not in tags or of in _told:
+        return
+    _told.add(of)
+    log.warning(
+        "The table of moves %s has none of %s, but its %s was moved before: the table was deleted, "
+        "or registry.moves named another place. Earlier moves and rollbacks are forgotten; bring "
+        "the table back from a backup, or go on with a new one",
+        store.moves,
+        store.model,
+        store.alias,
+    )
+
+
 def _record_by_hand(store: Store, now: Held, newest: Move) -> bool:
     """Record that somebody moved the alias in MLflow. False if the table cannot be written."""
     who = f"somebody in MLflow, seen by {moves.who()}"
@@ -180,16 +204,28 @@ def _is_applied(store: Store, move: Move) -> bool:
 
 
 def _has_tag(store: Store, entity: Any, move: Move) -> bool:
-    number = str(catalog.read(entity.tags).get(APPLIED + store.alias, ""))
+    tags = catalog.read(entity.tags)
+    number = str(tags.get(APPLIED + store.alias, ""))
     # Anybody may write a tag.
-    return number.isdecimal() and int(number) >= move.number
+    if not number.isdecimal():
+        return False
+    which = str(tags.get(MOVED_AT + store.alias, ""))
+    if which.partition(" ")[0] != number:
+        # The number is an older raypipe's, which tells moves apart by it alone.
+        return int(number) >= move.number
+    return which == _which(move)
+
+
+def _which(move: Move) -> str:
+    return f"{move.number} {move.at.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
 
 
 def _tag(store: Store, move: Move) -> None:
-    tag = {APPLIED + store.alias: str(move.number)}
+    # The number first: after a kill in between, it counts alone.
+    tags = {APPLIED + store.alias: str(move.number), MOVED_AT + store.alias: _which(move)}
     if store.is_catalog:
-        tag = catalog.written(tag)
-    for name, value in tag.items():
+        tags = catalog.written(tags)
+    for name, value in tags.items():
         version = str(move.version_to)
         _set(store.client.set_model_version_tag, store.model, version, name, value)
 

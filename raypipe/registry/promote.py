@@ -53,7 +53,7 @@ class ModelVersion:
 def _model_version(entity: Any) -> ModelVersion:
     """From MLflow's own record of a version."""
     # What was decided later says nothing about the version itself.
-    later = follow.APPLIED, DECISION
+    later = follow.APPLIED, follow.MOVED_AT, DECISION
     tags = catalog.read(entity.tags)
     tags = {k: v for k, v in tags.items() if not k.startswith(later)}
     return ModelVersion(entity.name, int(entity.version), str(entity.source), tags)

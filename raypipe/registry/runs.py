@@ -42,6 +42,9 @@ OWNER = "raypipe.owner"  # host and folder whose lock guards the run
 
 def finished_run(store: Store, key: str) -> str | None:
     """The id of the finished run with this key, or None."""
+    # A store that was not to be made may have no experiment yet.
+    if not store.experiment_id:
+        return None
     runs = store.client.search_runs(
         [store.experiment_id],
         f"tags.`{KEY}` = '{key}' and attributes.status = 'FINISHED'",

@@ -129,7 +129,7 @@ def _facts(
     usd_per_device_s: float | None,
 ) -> tuple[tuple[str, str], ...]:
     """(name, text) of the lines at the page's head."""
-    trials = sum(trial.drawn for trial in result.trials)
+    trials = result.drawn
     facts = [
         ("Model", str(version)),
         ("Table", str(result.best.version)),

@@ -122,6 +122,11 @@ class SearchResult:
         return utilisation(usage.read(self.folder / usage.FILE), epochs)
 
     @property
+    def drawn(self) -> int:
+        """How many trials ran; heads of a first answer are none."""
+        return sum(trial.drawn for trial in self.trials)
+
+    @property
     def epochs(self) -> int:
         """How many epochs all trials ran together; heads of a first answer have none."""
         return sum(trial.epochs for trial in self.trials if trial.drawn)

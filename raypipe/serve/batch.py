@@ -247,7 +247,7 @@ def bring_rows(
     target = target_of(source, table, version, model)
     # The rows of a window do not change, but a vacuum may leave other files to read them from:
     # their pieces would be other pieces.
-    files = [[one.path, one.row_group, one.deleted.hex()] for one in rows.fragments]
+    files = [[one.file, one.row_group, one.deleted.hex()] for one in rows.fragments]
     key = key_of("rows", target.key, named, files)
     work = _Work(table, version, source, cfg, model, out, replace(target, line=key, key=key))
     if key in finished(links(out.counts())):

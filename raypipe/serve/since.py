@@ -270,7 +270,7 @@ def _since(
         found = between.compare(table, everything, known_N2)
     # Of the same base another plan may come, if files were vacuumed meanwhile. Its pieces are
     # other pieces, so it has another name.
-    names = [[one.path, one.row_group, one.deleted.hex()] for one in found.new.fragments]
+    names = [[one.file, one.row_group, one.deleted.hex()] for one in found.new.fragments]
     its_key = key_of("since", target.key, base.key, names)
     gone_rows = _gone(out, base.key, found)
     return Plan(its_key, base, found.new, gone_rows, _is_costly(found))

@@ -47,11 +47,11 @@ def read(uri: str, storage_options: dict[str, str] | None = None, clock: str = "
             altered = altered or f"{what} in commit {number} changed rows"
         if entry["changes"]:
             # As a scan names the files.
-            added |= {placed(name)[1]: number for name in entry["added"]}
+            added |= {placed.name(name): number for name in entry["added"]}
     names = [field.name for field in delta.schema().fields]
     found: list[dict[str, Any]] = []
     for fragment, part in scan.located(table, pinned, names):
-        commit = added.get(fragment.path)
+        commit = added.get(fragment.file)
         for row in part.drop_columns([scan.ROW]).to_pylist():
             found.append({**row, COMMIT: commit})
     # Rows without a commit are older than the log, or were compacted: they come first.

@@ -177,7 +177,7 @@ def compare(table: ImageTable, rows: Rows, known_N2: np.ndarray) -> Difference:
         counts.append(len(chosen))
     new = _some(replace(rows, fragments=fragments, counts=counts))
     is_gone = surplus(known_N2, mine_N2)
-    files = len({group.path for group in rows.fragments})
+    files = len({group.file for group in rows.fragments})
     return Difference(new, known_N2[is_gone], files, compared=True)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """One row of one version: its file, as `Fragment.path` names it, and the row's number in that
+    """One row of one version: its file, as `Fragment.file` names it, and the row's number in that
     file.
     """
 

@@ -236,14 +236,14 @@ def _recoded_images(
         fields = [batch[name] for name in ("id", "without_label", "file", "row", "sha256", "png")]
         for image_id, without, number, row, sha256, png in zip(*fields, strict=True):
             # `number` is that of a row group in `fragments`, `row` counts within the row group.
-            file = fragments[number].path
+            file = fragments[number].file
             place = starts[number] + int(row)
             seen = Seen(_text(image_id), file, place, _text(sha256))
             images.append((seen, png, int(without)))
 
     order: dict[str, int] = {}  # of the files
     for fragment in fragments:
-        order.setdefault(fragment.path, len(order))
+        order.setdefault(fragment.file, len(order))
 
     # Ray returns blocks in any order. The first of two duplicates stays.
     def rank(image: tuple[Seen, bytes, int]) -> tuple[int, bool, str, int, int]:

@@ -4,6 +4,10 @@ Compared as text, `x=01`, `x=1.0` or a time in another format than Arrow's match
 no error. As values, 1, 01 and 1.0 are one number; 2026-11-01, 2026-11-01T00:00:00Z and
 2026-11-01 01:00+01:00 are one time. raypipe refuses a text that the column's type cannot hold
 (`x=abc` for a number) and columns that do not hold single values.
+
+A column of texts is compared as text, as every engine does: lots 1, 01 and 1.0 may be three lots.
+But a label is a class, and reports call the label "1.0" the class 1 (models/labels.py): so a
+condition on the column of labels finds every spelling of its class.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from raypipe.errors import DataError
+from raypipe.models import labels
 from raypipe.tables import names
 
 Where = dict[str, str | list[str]]
@@ -35,11 +40,13 @@ def is_tags(kind: pa.DataType) -> bool:
     return is_listed(kind) and _is_text(kind.value_type)
 
 
-def both(first: Where, second: Where, schema: pa.Schema) -> Where:
+def both(first: Where, second: Where, schema: pa.Schema, label: str = "") -> Where:
     """The condition that a row meets both. Raises DataError for a text that a type cannot hold.
 
-    A dict has one entry a column, so `first | second` would forget what `first` says of it.
+    A dict has one entry a column, so `first | second` would forget what `first` says of it. label:
+    the column of labels; see by_class.
     """
+    first = by_class(first, schema, label)
     joined = {**first, **second}
     for name in first.keys() & second.keys():
         kind = schema.field(name).type
@@ -98,6 +105,19 @@ def values(texts: list[str], kind: pa.DataType, name: str) -> pa.Array:
                 fix="Write it like the column does",
             ) from None
     return pa.array([value.as_py() for value in parsed], kind)
+
+
+def by_class(where: Where, schema: pa.Schema, label: str) -> Where:
+    """`where` with each spelling of the classes that it wants of a text column `label`."""
+    if label not in where or label not in schema.names:
+        return where
+    kind = schema.field(label).type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if not _is_text(kind):
+        return where
+    texts = [same for text in _listed(where[label]) for same in labels.spellings(text)]
+    return {**where, label: list(dict.fromkeys(texts))}
 
 
 def as_text(where: Where, schema: pa.Schema, columns: set[str]) -> Where:

@@ -109,7 +109,7 @@ def conditions(table: ImageTable, pinned: TableVersion, first: Where, second: Wh
     """Both conditions on the rows of a version. Raises DataError as `both` does."""
     delta = table.at(pinned)
     table.require(delta, *first, *second)
-    return both(first, second, pa.schema(delta.schema().to_arrow()))
+    return both(first, second, pa.schema(delta.schema().to_arrow()), table.columns.label)
 
 
 def _check_columns(

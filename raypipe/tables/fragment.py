@@ -71,6 +71,13 @@ class Fragment:
     image_nullable: bool = False
     footer: Bytes | None = field(default=None, compare=False, repr=False)
     """The file's footer (footer.py), one object for all its row groups; None: read it."""
+    elsewhere: bool = False
+    """The file is in another place than its table, as those of a shallow clone are."""
+
+    @property
+    def file(self) -> str:
+        """Names its file among all files of the table."""
+        return file_name(self.uri, self.path, self.elsewhere)
 
     @property
     def chunk(self) -> Chunk | None:
@@ -87,6 +94,11 @@ class Fragment:
         """This fragment, to be sent alone. A long footer is not sent with each of its groups."""
         too_long = self.footer is not None and len(self.footer) > MOST_SENT
         return replace(self, footer=None) if too_long else self
+
+
+def file_name(uri: str, path: str, elsewhere: bool) -> str:
+    """The path, or the whole address of a file elsewhere: two buckets may have one path."""
+    return f"{uri}/{path}" if elsewhere else path
 
 
 def binary(fragment: Fragment, column: str, storage_options: Options) -> pa.Array:

@@ -28,7 +28,7 @@ from raypipe.tables import conditions, protocol, storage
 from raypipe.tables.casting import FIELD_ID, PARQUET_FIELD_ID, PHYSICAL_NAME, position
 from raypipe.tables.conditions import Where
 from raypipe.tables.footer import Footer
-from raypipe.tables.fragment import Fragment, matches, with_fields
+from raypipe.tables.fragment import Fragment, file_name, matches, with_fields
 
 # A relative path without anything that an address encodes, and without empty or dotted folders.
 PLAIN = re.compile(r"\w[\w.=-]*(/\w[\w.=-]*)*", re.ASCII)
@@ -47,6 +47,12 @@ class File:
     path: str
     partition: tuple[tuple[str, pa.Scalar], ...]
     keep_N: np.ndarray | None
+    elsewhere: bool = False  # as a Fragment's
+
+    @property
+    def name(self) -> str:
+        """As `Fragment.file`."""
+        return file_name(self.uri, self.path, self.elsewhere)
 
 
 def files(
@@ -86,7 +92,8 @@ def files(
         mask = masks.pop(_mask_key(root, path), None) if masks else None
         # A catalog's table is opened by its own name again: its credentials belong to that name.
         opened_under = uri if root == table_root else root
-        selected.append(File(opened_under, path, partition, mask))
+        elsewhere = _is_elsewhere(root, table_root)
+        selected.append(File(opened_under, path, partition, mask, elsewhere))
 
     # With conditions, masks of skipped files are left over. Without, each mask must have its file.
     if masks and not where:
@@ -160,6 +167,7 @@ def row_groups(file: File, footer: Footer, names_of: Names, image: str) -> list[
                 image_size=chunk.size if chunk else 0,
                 image_nullable=chunk is not None and chunk.nullable,
                 footer=footer.data,
+                elsewhere=file.elsewhere,
             )
         )
         start += rows
@@ -318,6 +326,17 @@ class Places:
         if PLAIN.fullmatch(path):
             return self._root, self._before + path
         return place(self._table_uri, path)
+
+    def name(self, path: str) -> str:
+        """As `Fragment.file`."""
+        root, inside = self(path)
+        return file_name(root, inside, _is_elsewhere(root, self._root))
+
+
+def _is_elsewhere(root: str, table_root: str) -> bool:
+    """Is what is opened under `root` in another store than its table? A local table has paths that
+    are whole by themselves."""
+    return "://" in root and root != table_root
 
 
 def place(table_uri: str, path: str) -> tuple[str, str]:

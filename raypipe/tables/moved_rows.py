@@ -24,12 +24,12 @@ def moved(
     """The places in version `newest` of these rows of version `pinned`. Raises DataError when a row
     is not there.
     """
-    paths = _paths(table, newest)
-    places = [place for place in rows if place.file in paths]
+    files = _files(table, newest)
+    places = [place for place in rows if place.file in files]
     # Rows whose file is gone: file -> row numbers.
     missing = defaultdict[str, set[int]](set)
     for place in rows:
-        if place.file not in paths:
+        if place.file not in files:
             missing[place.file].add(place.row)
     if not missing:
         return places
@@ -37,12 +37,12 @@ def moved(
     # First the hashes of these rows in the old version, then the same hashes in the files that are
     # new since.
     wanted: Counter[bytes] = Counter()
-    for place, digest in _hashes(table, pinned, lambda path: path in missing):
+    for place, digest in _hashes(table, pinned, lambda file: file in missing):
         if place.row in missing[place.file]:
             wanted[digest] += 1
-    before = _paths(table, table.delta(pinned.version))
+    before = _files(table, table.delta(pinned.version))
     now = TableVersion(table.uri, newest.version())
-    for place, digest in _hashes(table, now, lambda path: path not in before):
+    for place, digest in _hashes(table, now, lambda file: file not in before):
         if wanted[digest] > 0:
             wanted[digest] -= 1
             places.append(place)
@@ -54,23 +54,23 @@ def moved(
     return places
 
 
-def _paths(table: ImageTable, delta: DeltaTable) -> set[str]:
+def _files(table: ImageTable, delta: DeltaTable) -> set[str]:
     files, _ = log.files(delta, table.uri, {})
-    return {file.path for file in files}
+    return {file.name for file in files}
 
 
 def _hashes(
     table: ImageTable, version: TableVersion, of: Callable[[str], bool]
 ) -> Iterator[tuple[Place, bytes]]:
-    """Place of each row in the files that `of` selects by path, and a hash of all its columns."""
+    """Place of each row in the files that `of` selects by name, and a hash of all its columns."""
     fragments, schema = scan.plan(table.without_sample(), version)
     options = table.storage_options
     for part, start in zip(fragments, scan.starts(fragments), strict=True):
-        if not of(part.path):
+        if not of(part.file):
             continue
         rows, rows_N = fragment.read([part], schema, schema.names, {}, options)
         # `rows_N` counts within the row group, a place counts within the file.
         numbers = (rows_N + start).tolist()
         for row, number in zip(rows.to_pylist(), numbers, strict=True):
             content = repr(row).encode()
-            yield Place(part.path, number), hashlib.sha256(content).digest()
+            yield Place(part.file, number), hashlib.sha256(content).digest()

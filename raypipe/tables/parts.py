@@ -112,12 +112,13 @@ def counts(table: ImageTable, pinned: TableVersion, columns: Sequence[str]) -> C
     if not {*columns} <= {field.name for field in delta.schema().fields}:
         return Counter()
     masked = log.deletion_masks(delta)
+    placed = log.Places(delta.table_uri)
     found: Counts = Counter()
     mixed: set[str] = set()  # files that must be read
     for entry in pa.table(delta.get_add_actions(flatten=True)).to_pylist():
         values = None if masked else _constant(entry, columns)
         if values is None:
-            mixed.add(log.place(delta.table_uri, entry["path"])[1])
+            mixed.add(placed.name(entry["path"]))
         else:
             found[values] += entry["num_records"]
     if mixed:

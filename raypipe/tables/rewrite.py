@@ -12,17 +12,20 @@ How one commit changes rows:
 4. If the answer to a commit is lost, the batch id in its metadata shows whether it landed.
 
 Cost: a touched file is copied once. deltalake cannot remove a file that has a deletion vector, or
-whose path is percent-encoded. If a touched file is one of these, the whole table is written again.
+whose path is percent-encoded. If a touched file is one of these, the whole table is written again;
+from a store its rows then pass through a file in the temporary folder.
 Source: the Delta protocol, sections "Add File and Remove File" and "Column Mapping".
 """
 
 from __future__ import annotations
 
 import re
+import tempfile
 import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,6 +33,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
+from raypipe import stores
 from raypipe.errors import DataError
 from raypipe.tables import changed_file, constraints, fragment, log, retries, scan, storage
 from raypipe.tables.changed_file import NewFile
@@ -55,14 +59,14 @@ def places(
     fragments, _ = scan.plan(table, pinned, where)
     first_rows = {}  # of each row group: its first row's number in the file
     for part, start in zip(fragments, scan.starts(fragments), strict=True):
-        first_rows[part.path, part.row_group] = start
+        first_rows[part.file, part.row_group] = start
     tables = []
     for part, rows in scan.located(table, pinned, names, where):
         # A row's number in its row group becomes its number in the file.
-        start = first_rows[part.path, part.row_group]
+        start = first_rows[part.file, part.row_group]
         in_group = rows[scan.ROW].cast(pa.int64())
         in_file = pc.add(in_group, start)
-        files = pa.repeat(part.path, len(rows))
+        files = pa.repeat(part.file, len(rows))
         rows = rows.drop_columns([scan.ROW])
         tables.append(_with_places(rows, files, in_file))
     if not tables:
@@ -118,8 +122,8 @@ def commit(table: ImageTable, base: DeltaTable, changes: Changes, why: CommitPro
     # Not asked of `base` later: one of the two ways to write moves it to the new version.
     number = base.version()
     files, schema = log.files(base, table.uri, {})
-    touched = [file for file in files if file.path in changes]
-    unknown = sorted(set(changes) - {file.path for file in touched})
+    touched = [file for file in files if file.name in changes]
+    unknown = sorted(set(changes) - {file.name for file in touched})
     if unknown:
         raise AssertionError(f"files that version {number} does not have: {unknown[:3]}")
     _require_allowed(table, base, changes)
@@ -162,7 +166,7 @@ def _require_allowed(table: ImageTable, base: DeltaTable, changes: Changes) -> N
     fragments, schema = scan.plan(table.without_sample(), pinned)
     rows = [fragment.output_schema(schema, names).empty_table()]
     for part, start in zip(fragments, scan.starts(fragments), strict=True):
-        change = changes.get(part.path)
+        change = changes.get(part.file)
         if change is None or not change.values:
             continue
         found, rows_N = fragment.read([part], schema, names, {}, table.storage_options)
@@ -205,13 +209,14 @@ def _files_can_be_swapped(
     mapped: bool,
 ) -> bool:
     """Can deltalake remove each of these files, and has each the columns that are to change?"""
-    logged = {}  # path -> the path as the log writes it
+    logged = {}  # a file's name -> its path as the log writes it
+    placed = log.Places(base.table_uri)
     for path in pa.table(base.get_add_actions())["path"].to_pylist():
-        logged[log.place(base.table_uri, path)[1]] = path
+        logged[placed.name(path)] = path
     for file in touched:
-        if file.keep_N is not None or not _SAFE_PATH.fullmatch(logged[file.path]):
+        if file.keep_N is not None or not _SAFE_PATH.fullmatch(logged[file.name]):
             return False
-        if not _holds_columns(table, file, changes[file.path], mapped):
+        if not _holds_columns(table, file, changes[file.name], mapped):
             return False
     return True
 
@@ -242,14 +247,15 @@ def _swap_files(
     that a caller can delete them after an error.
     """
     logged = {}
+    placed = log.Places(base.table_uri)
     for add in pa.table(base.get_add_actions(flatten=True)).to_pylist():
-        logged[log.place(base.table_uri, add["path"])[1]] = add
+        logged[placed.name(add["path"])] = add
 
     now_ms = int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = []
     for file in touched:
         # The old file goes out.
-        old = logged[file.path]
+        old = logged[file.name]
         partition = {name: _logged_value(scalar) for name, scalar in file.partition}
         actions.append(RemoveAction(old["path"], True, now_ms, old["size_bytes"], partition))
 
@@ -257,7 +263,7 @@ def _swap_files(
         name = f"part-00000-{uuid.uuid4()}-c000.parquet"
         written.append(name)
         out = NewFile(table, name)
-        statistics = changed_file.copy(table, file, changes[file.path], out)
+        statistics = changed_file.copy(table, file, changes[file.name], out)
         if not statistics.rows:
             out.remove()
             continue
@@ -280,17 +286,37 @@ def _write_whole_table(
             rows, rows_N = fragment.read([part], schema, names, {}, options)
             # Numbers of the visible rows in their file; deleted rows leave gaps.
             numbers = (rows_N + start).tolist()
-            change = changes.get(part.path, Change())
+            change = changes.get(part.file, Change())
             rows = _visible_changed(rows, numbers, change)
             yield from rows.cast(visible).to_batches()
 
-    write_deltalake(
-        base,
-        pa.RecordBatchReader.from_batches(visible, batches()),
-        mode="overwrite",
-        writer_properties=writer_properties(table.columns.image),
-        commit_properties=properties,
-    )
+    with ExitStack() as held:
+        rows = pa.RecordBatchReader.from_batches(visible, batches())
+        if stores.is_remote(base.table_uri):
+            rows = held.enter_context(_from_this_machine(rows))
+        write_deltalake(
+            base,
+            rows,
+            mode="overwrite",
+            writer_properties=writer_properties(table.columns.image),
+            commit_properties=properties,
+        )
+
+
+@contextmanager
+def _from_this_machine(rows: pa.RecordBatchReader) -> Iterator[pa.RecordBatchReader]:
+    """The same rows, from a temporary file.
+
+    deltalake asks for rows in a thread of its own runtime. Whoever reads from a store there ends in
+    "Cannot start a runtime from within a runtime": the store is read by the same runtime. A thread
+    of ours would wait for ever where that has one thread, as in a container with one CPU.
+    """
+    with tempfile.NamedTemporaryFile(prefix="raypipe-rows-") as file:
+        with pa.OSFile(file.name, "wb") as out, pa.ipc.new_stream(out, rows.schema) as written:
+            for batch in rows:
+                written.write_batch(batch)
+        with pa.OSFile(file.name) as source:
+            yield pa.ipc.open_stream(source)
 
 
 def _visible_changed(rows: pa.Table, numbers: list[int], change: Change) -> pa.Table:

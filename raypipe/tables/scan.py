@@ -84,12 +84,15 @@ def plan(
 
     Files come in the order they were written, then by name: the same order at every read. With
     `table.sample` below 1, the rows outside of the sample count as deleted. `only` names the files
-    to look at by `Fragment.path`; None: all. Raises DataError for a table that raypipe cannot read
+    to look at by `Fragment.file`; None: all. Raises DataError for a table that raypipe cannot read
     right.
     """
     snapshot = table.snapshot(pinned)
+    where = where or {}
+    if table.columns.label in where:
+        where = conditions.by_class(where, snapshot.schema(), table.columns.label)
     files, schema = snapshot.files(
-        table.uri, where or {}, table.columns.image, table.storage_options, only
+        table.uri, where, table.columns.image, table.storage_options, only
     )
 
     # `map` keeps the order of the files.
@@ -239,8 +242,8 @@ def starts(fragments: Sequence[Fragment]) -> list[int]:
     rows_so_far: Counter[str] = Counter()
     first_rows = []
     for group in fragments:
-        first_rows.append(rows_so_far[group.path])
-        rows_so_far[group.path] += group.rows
+        first_rows.append(rows_so_far[group.file])
+        rows_so_far[group.file] += group.rows
     return first_rows
 
 
@@ -335,7 +338,7 @@ def _read_some(planned: _Read) -> Iterator[list[_Part]]:
     if has_images:
         runs = ([group] for group in planned.fragments)
     else:
-        by_file = itertools.groupby(planned.fragments, key=lambda group: group.path)
+        by_file = itertools.groupby(planned.fragments, key=lambda group: group.file)
         runs = (list(groups) for _, groups in by_file)
     together = _together(runs, 1 if has_images else AT_ONCE)
 
@@ -430,4 +433,5 @@ def with_names(
     for stored in schema:
         is_name = stored.name in names
         fields.append(stored.with_type(pa.string()) if is_name else stored)
+    where = conditions.by_class(where, schema, roles.label)
     return pa.schema(fields), conditions.as_text(where, schema, names)

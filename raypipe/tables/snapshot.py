@@ -57,14 +57,14 @@ class Snapshot:
         """The row groups of each file that may hold a match, oldest first, and the table's schema.
 
         uri: the name that the table is opened by. image: the column with the images. only: the
-        paths of the files to look at (None: all); of others not even the footer is read. Raises
+        names of the files to look at (None: all); of others not even the footer is read. Raises
         DataError.
         """
         # One thread reads what is missing, and the others find it.
         with self._lock:
             files, schema = self._listed(uri, where)
             if only is not None:
-                files = [file for file in files if file.path in only]
+                files = [file for file in files if file.name in only]
             footers = self._footers_of(files, schema, image, options)
         return _row_groups(files, footers, log.Names(schema), image), schema
 
@@ -73,7 +73,7 @@ class Snapshot:
         return log.schema_of(self.delta)
 
     def paths(self, uri: str) -> dict[str, bytes]:
-        """Each file's path, and a hash of which of its rows are deleted, and of its partition.
+        """Each file's name, and a hash of which of its rows are deleted, and of its partition.
 
         Opens no file. Raises DataError.
         """
@@ -87,7 +87,7 @@ class Snapshot:
             # A file may get another partition under the same path.
             values = [(name, value.as_py()) for name, value in file.partition]
             what = repr((b"" if is_whole else deleted, values))
-            paths[file.path] = hashlib.sha256(what.encode()).digest()
+            paths[file.name] = hashlib.sha256(what.encode()).digest()
         return paths
 
     def columns(self, uri: str, names: Collection[str]) -> dict[str, str]:

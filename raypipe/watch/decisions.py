@@ -44,8 +44,13 @@ def as_row(
     decision: Decision,
     named: tuple[Named, ...] = (),
     measured: Measured | None = None,
+    seals: tuple[str | None, str | None] = (None, None),
 ) -> pa.Table:
-    """The decision as its row of the table `decisions`; `decided` reads it."""
+    """The decision as its row of the table `decisions`; `decided` reads it.
+
+    seals: of the packages of champion and challenger, as another registry may have models of these
+    names.
+    """
     champion, challenger, table = map(str, parts)
     row = {
         "key": key,
@@ -61,6 +66,8 @@ def as_row(
         judged["named"] = [asdict(one) for one in named]
     if measured is not None:
         judged["measured"] = measured.as_json()
+    if any(seals):
+        judged["seals"] = seals
     row |= {
         "reason": decision.reason,
         "slices": to_json(judged),

@@ -24,17 +24,8 @@ def rows_of(cfg: LimitsConfig, job: TrainJob, pinned: Pinned) -> dict[str, Abstr
     """The ids of the labelled test rows of each named slice; "" of a row without one.
 
     Of labelled rows only, as those that are compared: another row of the same id, which nobody
-    judges, puts none into a slice. Raises ConfigError for two slices of one name and for a
-    condition that the table cannot hold.
+    judges, puts none into a slice. Raises ConfigError for a condition that the table cannot hold.
     """
-    names = [limit.name for limit in cfg.slices]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigError(
-            "Two slices of the gate have one name",
-            got=f"gate.slices: {', '.join(twice)}",
-            fix="Give each another name",
-        )
     table, version, tests = pinned.table, pinned.version, pinned.rows_of(job.feed.test)
     schema = pa.schema(table.at(version).schema().to_arrow())
     names_of, kind = table.columns, pinned.task.kind
@@ -48,7 +39,7 @@ def rows_of(cfg: LimitsConfig, job: TrainJob, pinned: Pinned) -> dict[str, Abstr
                 rule=f"Columns of {version}: {', '.join(schema.names)}",
                 fix="Name a column of the table, or leave the slice out",
             )
-        where = conditions.both(tests, limit.where, schema)
+        where = conditions.both(tests, limit.where, schema, names_of.label)
         wanted = list(dict.fromkeys([names_of.id, names_of.label]))
         rows = scan.rows(table, version, wanted, where)
         labels = label_column.read(rows[names_of.label], kind, names_of.label)

@@ -16,11 +16,13 @@ Pure functions of counts, times and bytes.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from typing_extensions import Self
 
 from raypipe.config import Section
 from raypipe.models.spread import Spread
@@ -116,6 +118,14 @@ class LimitsConfig(Section):
 
     size_ratio: float | None = Field(default=None, gt=0)
     """The files of the challenger's package, by those of the champion's. null: no limit."""
+
+    @model_validator(mode="after")
+    def _slices_have_names(self) -> Self:
+        counts = Counter(limit.name for limit in self.slices)
+        twice = sorted(name for name, count in counts.items() if count > 1)
+        if twice:
+            raise ValueError(f"{', '.join(twice)}: two slices have one name. Give each its own")
+        return self
 
     @property
     def times(self) -> bool:

@@ -53,13 +53,27 @@ def slices_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 def limits_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """`named` slices and what was `measured`, of a decision; {} without limits, or where its text
     cannot be read."""
+    read = _judged(row)
+    return {name: read[name] for name in ("named", "measured") if read.get(name)}
+
+
+def seals_of(row: Mapping[str, Any]) -> dict[str, str]:
+    """The seals of the packages that a decision compared, by NAME/N; those that are not known are
+    left out. An older raypipe kept none."""
+    seals = _judged(row).get("seals")
+    if not isinstance(seals, list) or len(seals) != 2:
+        return {}
+    pairs = zip((row.get("champion"), row.get("challenger")), seals, strict=True)
+    return {str(version): str(seal) for version, seal in pairs if seal}
+
+
+def _judged(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a decision's row says as JSON; {} where it cannot be read, or is an older raypipe's."""
     try:
         read = json.loads(row.get("slices") or "{}")
     except (ValueError, TypeError):
         return {}
-    if not isinstance(read, dict):
-        return {}
-    return {name: read[name] for name in ("named", "measured") if read.get(name)}
+    return read if isinstance(read, dict) else {}
 
 
 def decision_about(run: RunConfig, watch: WatchConfig, version: str) -> dict[str, Any] | None:

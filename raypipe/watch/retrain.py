@@ -336,7 +336,8 @@ def _retrain(
         named = limited.compared(rows, parts_of, unit)
         measured = limited.measured(both, cfg.gate, job, pinned, say)
         decision = decide.gate(slices, union, cfg.gate, named, measured)
-        return decisions.as_row(key, parts, slices, union, decision, named, measured)
+        seals = (champion.seal, challenger.seal)
+        return decisions.as_row(key, parts, slices, union, decision, named, measured, seals)
 
     # The decision is written before it is carried out. A run that was killed in between finds it,
     # and does not look at the test rows again.

@@ -97,9 +97,9 @@ def evaluate(job: Job, show: Show) -> Evaluated:
     # A wrong address must not cost a cluster start.
     source = cfg.table or job.table
     ImageTable.open(source).pin(source.version)
-    find.require_store(job.run, job.registry)
+    # A model that is not there leaves nothing behind.
+    model = model_of(find.looked_at(job), cfg.model)
     store = open_store(job.run, job.registry, job.artifacts)
-    model = model_of(store, cfg.model)
     connect(job.cluster)
     # Without a table of its own, the evaluation is of images that the search did not see.
     if cfg.table is None:

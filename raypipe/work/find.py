@@ -11,7 +11,7 @@ from raypipe.errors import ConfigError, DataError
 from raypipe.files import is_there
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
-from raypipe.registry.store import open_store
+from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables.table import TableConfig
 from raypipe.work.model import Model
@@ -48,8 +48,7 @@ def of_command(model: str, overrides: Sequence[str]) -> Model:
     if not is_there(model):
         raise unknown(model, "models:/NAME@ALIAS, models:/NAME/VERSION or a YAML configuration")
     job = load(Job, model, overrides)
-    require_store(job.run, job.registry)
-    store = open_store(job.run, job.registry, job.artifacts)
+    store = looked_at(job)
     champion = promote.require_champion(store)
     return Model(promote.fetch(store, champion), champion)
 
@@ -67,7 +66,7 @@ def _find(model: str, settings: Mapping[str, Any], overrides: Sequence[str]) -> 
     """settings: `defaults(model)`, with the caller's own over them."""
     where = load(Where, None, overrides, settings)
     require_store(where.run, where.registry)
-    store = open_store(where.run, where.registry)
+    store = open_store(where.run, where.registry, create=False)
     named = MODEL.fullmatch(model)
     assert named is not None, "`defaults` refuses every other text"
 
@@ -88,8 +87,21 @@ def require_store(run: RunConfig, registry: RegistryConfig) -> None:
         raise DataError(
             "There is no model store here",
             got=str(run.path if registry.uri is None else file),
-            fix="Name the run's folder, run={'dir': …}, or the store, registry={'uri': …}",
+            fix="Name the run's folder (run.dir; in Python run={'dir': …}) or the store "
+            "(registry.uri). raypipe tune CONFIG makes a first model",
         )
+
+
+def looked_at(job: Job) -> Store:
+    """The job's store as it is: nothing is made in it or in the run's folder."""
+    require_store(job.run, job.registry)
+    return open_store(job.run, job.registry, job.artifacts, create=False)
+
+
+def in_use(job: Job) -> Store:
+    """The job's store, which has a champion. Without one, nothing is made either."""
+    promote.require_champion(looked_at(job))
+    return open_store(job.run, job.registry, job.artifacts)
 
 
 def batch_of(job: Job) -> TableConfig:

@@ -9,9 +9,9 @@ from raypipe.job import Job
 from raypipe.registry import follow, recorded
 from raypipe.registry import promote as registry
 from raypipe.registry.moves import Move
-from raypipe.registry.store import Store, open_store
+from raypipe.registry.store import Store
 from raypipe.watch import records
-from raypipe.work.find import require_store
+from raypipe.work.find import looked_at
 from raypipe.work.result import Facts, Result
 from raypipe.work.tables import Table
 
@@ -78,7 +78,7 @@ class Moved(Result):
 
 def promote(job: Job, version: int, note: str, unbar: bool) -> Moved:
     """Promote a version by hand. Raises DataError for one that is not there or was rolled back."""
-    store = _open(job)
+    store = looked_at(job)
     challenger = registry.require_version(store, version, "raypipe promote CONFIG --version N")
     before = follow.held(store).version
     registry.promote(store, challenger, before, "by hand", note, unbar=unbar)
@@ -87,7 +87,7 @@ def promote(job: Job, version: int, note: str, unbar: bool) -> Moved:
 
 def rollback(job: Job, to: int | None, note: str) -> Moved:
     """Go back to version `to`, or to the one before. Raises as registry.promote.rollback does."""
-    store = _open(job)
+    store = looked_at(job)
     before = follow.held(store).version
     registry.rollback(store, to, note)
     return _moved(store, before)
@@ -95,7 +95,7 @@ def rollback(job: Job, to: int | None, note: str) -> Moved:
 
 def plan(job: Job, version: int | None, unbar: bool = False, rolls_back: bool = False) -> Moved:
     """What `promote` or, with rolls_back, `rollback` would do. Raises what they would."""
-    store = _open(job)
+    store = looked_at(job)
     before, after, moves = registry.plan(store, version, unbar, rolls_back)
     gate = "" if rolls_back else _gate(job, store, after)
     return Moved(store, before, after, moves.moves, is_plan=True, gate=gate)
@@ -103,14 +103,9 @@ def plan(job: Job, version: int | None, unbar: bool = False, rolls_back: bool = 
 
 def history(job: Job) -> Moved:
     """All moves of the job's alias."""
-    store = _open(job)
+    store = looked_at(job)
     now = follow.held(store)
     return Moved(store, now.version, now.version, now.history.moves, listed=True)
-
-
-def _open(job: Job) -> Store:
-    require_store(job.run, job.registry)
-    return open_store(job.run, job.registry, job.artifacts, create=False)
 
 
 def _moved(store: Store, before: int | None, gate: str = "") -> Moved:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,8 +14,8 @@ from raypipe.config import load, to_json
 from raypipe.errors import ConfigError
 from raypipe.files import in_name, is_there, write_atomic
 from raypipe.job import Job
-from raypipe.registry import follow, moves, promote
-from raypipe.registry.store import Store, open_store
+from raypipe.registry import follow, moves, promote, recorded
+from raypipe.registry.store import Store
 from raypipe.tables import appended
 from raypipe.watch import records
 from raypipe.work import find
@@ -175,7 +175,7 @@ def model(job: Job, number: int | None, reread: bool = True) -> Proven:
 
     Raises DataError where there is no such version.
     """
-    store = _open(job)
+    store = find.looked_at(job)
     if number is None:
         version = promote.require_champion(store)
     else:
@@ -192,7 +192,7 @@ def model(job: Job, number: int | None, reread: bool = True) -> Proven:
 
 def tell(job: Job) -> Told:
     """What happened to the job's model: its checks, comparisons and alias moves, and the page."""
-    store = _open(job)
+    store = find.looked_at(job)
     held = follow.held(store)
     checks = records.checks(job.run, job.watch)
     decisions = records.decisions(job.run, job.watch)
@@ -203,7 +203,10 @@ def tell(job: Job) -> Told:
     seals = {str(version): version.seal for version in promote.versions(store)}
     foreign = {str(row.get("key")) for row in named if not _is_of(row, seals)}
     of_checks = [row for row in named if str(row.get("key")) not in foreign]
-    of_decisions = [row for row in decisions.rows if str(row.get("champion")).startswith(mine)]
+    compared = [row for row in decisions.rows if str(row.get("champion")).startswith(mine)]
+    moved = moves.read(store).moves
+    carried_out = {str(move.evidence.get("decision")) for move in moved}
+    of_decisions = [row for row in compared if _is_compared_here(store, row, seals, carried_out)]
     of_calls = [
         row
         for row in calls.rows
@@ -220,12 +223,13 @@ def tell(job: Job) -> Told:
         [timeline.check(row) for row in of_checks],
         [timeline.call(row) for row in of_calls],
         [timeline.decision(row) for row in of_decisions],
-        [timeline.move(one, store.alias) for one in moves.read(store).moves],
+        [timeline.move(one, store.alias) for one in moved],
     )
     page = job.run.path / "reports" / f"timeline-{in_name(store.model)}.html"
-    others = ""
-    if foreign:
-        others = f"{_times(len(foreign), 'check')} of packages that this registry does not have"
+    left_out = {"check": len(foreign), "comparison": len(compared) - len(of_decisions)}
+    others = " and ".join(_times(count, noun) for noun, count in left_out.items() if count)
+    if others:
+        others += " of packages that this registry does not have"
     told = Told(store, tuple(rows), tuple(altered), held.version, page, others)
     places = tuple(table.place for table in tables.values())
     report.write(_timeline_page(told, places), page)
@@ -240,6 +244,24 @@ def _is_of(row: Mapping[str, Any], seals: Mapping[str, str | None]) -> bool:
     """
     known = seals.get(str(row.get("model")))
     return not row.get("seal") or not known or row["seal"] == known
+
+
+def _is_compared_here(
+    store: Store,
+    row: Mapping[str, Any],
+    seals: Mapping[str, str | None],
+    carried_out: Collection[str],
+) -> bool:
+    """Was a comparison made between versions of this registry? seals: as `_is_of` has them.
+
+    carried_out: the comparisons that its moves name.
+    """
+    known = {name: seal for name, seal in records.seals_of(row).items() if seals.get(name)}
+    if known:
+        return all(seals[name] == seal for name, seal in known.items())
+    # An older raypipe kept no seals. But it has carried each comparison out, and left a run of it.
+    key = str(row.get("key"))
+    return key in carried_out or recorded.of_key(store, key) is not None
 
 
 def _timeline_page(told: Told, places: Sequence[str]) -> report.Page:
@@ -281,11 +303,6 @@ def _timeline_page(told: Told, places: Sequence[str]) -> report.Page:
     )
     events = report.Events("What happened", text, timeline.events(rows))
     return report.Page(header, verdicts=tuple(top), events=events)
-
-
-def _open(job: Job) -> Store:
-    find.require_store(job.run, job.registry)
-    return open_store(job.run, job.registry, job.artifacts, create=False)
 
 
 def _keep(result: Result, page: Path) -> None:

@@ -50,10 +50,9 @@ from raypipe.watch.decide import Decision
 from raypipe.watch.power import measure
 from raypipe.watch.sinks import Sinks
 from raypipe.watch.windows import Waiting
-from raypipe.work import artifacts, in_time, monitoring, told
+from raypipe.work import artifacts, find, in_time, monitoring, told
 from raypipe.work import evaluate as evaluation
 from raypipe.work.evaluate import Evaluated
-from raypipe.work.find import batch_of
 from raypipe.work.results.data import Cleaned, Followed, Ingested, Predicted
 from raypipe.work.results.models import Registered, Searched, Trained
 from raypipe.work.results.watching import Drifted, Powered, Retrained, Waited
@@ -356,8 +355,7 @@ def predict(job: Job, show: Show) -> Predicted | Followed:
     began = time.monotonic()
     source = job.predict.table or job.watch.batch or job.table
     ImageTable.open(source).pin(source.version)
-    store = open_store(job.run, job.registry, job.artifacts)
-    promote.require_champion(store)
+    store = find.in_use(job)
     connect(job.cluster)
     if job.predict.follow:
         show.say(f"Following {source.uri}: SIGTERM or Ctrl-C ends it")
@@ -403,7 +401,7 @@ def _drift(job: Job, show: Show, tell: Sinks) -> Drifted | Waited:
 
 def power(job: Job, show: Show) -> Powered:
     """How often the drift check of the job alarms without drift, and which changes it finds."""
-    store = open_store(job.run, job.registry, job.artifacts)
+    store = find.looked_at(job)
     champion = promote.require_champion(store)
     if job.drift.needs_sidecar:
         connect(job.cluster)
@@ -437,8 +435,8 @@ def _retrain(job: Job, show: Show, tell: Sinks, monitors: Sequence[Monitor]) -> 
             waiting = found
         else:
             checked = found
+    store = find.in_use(job)
     resources = connect(job.cluster)
-    store = open_store(job.run, job.registry, job.artifacts)
     cfg = loop.RetrainConfigs(job.search, job.watch, job.gate, job.clean)
     current = promote.require_champion(store)
     run = told.run_of(checked, current, pinned.version)
@@ -489,10 +487,9 @@ def _call(job: Job, run: str, checked: CheckResult | Waiting) -> None:
 
 
 def _check(job: Job, show: Show) -> CheckResult | Waiting:
-    source = batch_of(job)
+    source = find.batch_of(job)
     ImageTable.open(source).pin(source.version)
-    store = open_store(job.run, job.registry, job.artifacts)
-    promote.require_champion(store)
+    store = find.in_use(job)
     connect(job.cluster)
     with show.progress(f"Predicting {source.uri}") as tick:
         return drift_check.check_window(

@@ -56,7 +56,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     with served(
         command, r"Running on (http://127\.0\.0\.1:\d+)", tmp_path_factory.mktemp("moto")
     ) as endpoint:
-        _put(f"{endpoint}/images", {})
+        put(f"{endpoint}/images", {})
         options = {
             "AWS_ENDPOINT_URL": endpoint,
             "AWS_ALLOW_HTTP": "true",
@@ -202,10 +202,10 @@ def _make_container(endpoint: str, name: str) -> None:
         "x-ms-version": version,
         "Authorization": f"SharedKey {ACCOUNT}:{signature}",
     }
-    _put(f"{endpoint}/{name}?restype=container", headers | {"Content-Length": "0"})
+    put(f"{endpoint}/{name}?restype=container", headers | {"Content-Length": "0"})
 
 
-def _put(url: str, headers: dict[str, str]) -> None:
+def put(url: str, headers: dict[str, str]) -> None:
     with urllib.request.urlopen(
         urllib.request.Request(url, method="PUT", headers=headers), timeout=10
     ):

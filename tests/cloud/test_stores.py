@@ -27,10 +27,12 @@ from raypipe.errors import DataError
 from raypipe.tables import fragment, rewrite, scan
 from raypipe.tables import ingest as room
 from raypipe.tables.ingest import IngestConfig, ingest, quarantine_uri
+from raypipe.tables.objects import Objects
 from raypipe.tables.table import ImageTable, TableConfig, append
 
 from ..conftest import Cli, Draw
-from .conftest import Store, relayed
+from ..tables import handmade as by_hand
+from .conftest import Store, put, relayed
 
 pytestmark = pytest.mark.cloud
 SPLITS = {"train": 0.6, "val": 0.4}
@@ -158,6 +160,30 @@ def test_rows_are_relabelled_and_dropped_there(store: Store, folder: Path, tmp_p
     assert opened.pin(datetime.now(timezone.utc).isoformat()) == after
     opened.tag("golden", 1)
     assert opened.untag("golden") == 1
+
+
+def test_files_of_one_path_in_two_buckets_are_two(s3: Store, tmp_path: Path) -> None:
+    """As of a shallow clone of tables in two buckets: rows of the first file were read twice."""
+    adds = []
+    for bucket in ("one", "two"):
+        put(f"{s3.options['AWS_ENDPOINT_URL']}/{bucket}", {})
+        rows = pa.table({"image_id": [f"{bucket}-{i}" for i in range(3)]})
+        logged = f"s3://{bucket}/t/p.parquet"
+        adds.append(by_hand.add(tmp_path, rows, f"{bucket}.parquet", group=2, logged=logged))
+        data = (tmp_path / f"{bucket}.parquet").read_bytes()
+        Objects(f"s3://{bucket}/t", s3.options).write("p.parquet", data)
+    fields = [by_hand.column("image_id", "string")]
+    by_hand.commit(tmp_path, by_hand.protocol(reader=1, writer=2), by_hand.metadata(fields), *adds)
+    uri, entry = s3.uri("clone"), "_delta_log/00000000000000000000.json"
+    Objects(uri, s3.options).write(entry, (tmp_path / entry).read_bytes())
+
+    table = ImageTable(uri, storage_options=s3.options)
+    ids = [f"{bucket}-{i}" for bucket in ("one", "two") for i in range(3)]
+    assert scan.rows(table, table.pin(), ["image_id"])["image_id"].to_pylist() == ids
+    assert len(table.snapshot(table.pin()).paths(uri)) == 2
+    after = by_hand.drop(table, table.pin(), ["two-2"], "clean")
+    left = scan.rows(table, after, ["image_id"])["image_id"].to_pylist()
+    assert sorted(left) == [name for name in ids if name != "two-2"]
 
 
 def test_workers_read_and_write_with_the_options_alone(

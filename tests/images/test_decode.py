@@ -394,8 +394,12 @@ def png(depth: int, kind: int, row: bytes, key: tuple[int, ...], width: int) -> 
         (png(16, 0, struct.pack(">2H", 300, 600), (300,), 2), [[255] * 3, [2] * 3]),
         # Pillow keeps eight of sixteen bits: other colours would be taken for the transparent one.
         (png(16, 2, struct.pack(">3H", 0, 1, 2), (0, 0, 0), 1), [[0] * 3]),
+        (
+            png(16, 2, struct.pack(">6H", 300, 1, 65535, 300, 257, 65535), (300, 1, 65535), 2),
+            [[255] * 3, [1, 1, 255]],
+        ),
     ],
-    ids=["rgb", "gray2", "gray4", "gray8", "gray16", "rgb16"],
+    ids=["rgb", "gray2", "gray4", "gray8", "gray16", "rgb16", "rgb16-alike"],
 )
 def test_a_transparent_colour_is_white_too(data: bytes, expected: list[list[int]]) -> None:
     np.testing.assert_array_equal(decode(data), [expected])

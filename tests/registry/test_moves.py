@@ -161,6 +161,31 @@ def test_a_promoter_killed_before_the_alias_is_finished_once(
     assert caplog.text.count("mended") == 1 and len(told(store)) == 2
 
 
+def test_a_table_of_moves_that_begins_again_is_no_later_part_of_the_one_before(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its first move had the number of an applied one: after a kill it was undone, as by hand."""
+    store = place.open("b")
+    move(store, 2)
+    move(store, 1)
+    shutil.rmtree(place.moves)
+    (place.root / "go").touch()
+    killed = place.start("a", [2], expected=1, dies=True)
+    _, said = killed.communicate(timeout=60)
+    assert killed.returncode == -9 and b"the table was deleted" in said
+    assert (alias(store), told(store)) == (1, [(1, 2, "promotion")]), "it died in between"
+    with caplog.at_level(logging.WARNING, "raypipe"):
+        assert promote.require_champion(store).version == alias(store) == 2
+    assert caplog.text.count("mended") == 1 and "by hand" not in caplog.text
+    assert len(told(store)) == 1
+    # A tag of an older raypipe is a number alone, beside that of the last move of a newer one.
+    if place.address.catalog is None:
+        store.client.set_model_version_tag(store.model, "2", f"raypipe.move.{store.alias}", "3")
+        store.client.set_registered_model_alias(store.model, store.alias, "1")
+        assert promote.require_champion(store).version == 1
+        assert told(store)[-1] == (2, 1, "by hand")
+
+
 def test_a_move_by_hand_in_mlflow_is_recorded_and_stays(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:

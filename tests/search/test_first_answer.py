@@ -112,6 +112,7 @@ def test_a_kill_costs_neither_features_nor_finished_heads(
     assert len(again) == 1
     heads = [trial for trial in found.trials if not trial.drawn]
     assert sorted(trial.name for trial in heads) == [f"{FIRST}-{i}" for i in (1, 2, 3)]
+    assert found.drawn == len(found.trials) - 3
     # Those that were read again cost what their fits took.
     for head in heads:
         state = checkpoint.read(Path(str(head.checkpoint))).state

@@ -43,7 +43,8 @@ def test_a_table_and_a_label_are_enough(
     code, out, err = cli("tune", *TINY, "search.samples=2", *flags)
     assert code == 0, err
     told = json.loads(out.splitlines()[-1])
-    assert told["trials"] == 2 and told["model"] == told["champion"] == "cells/1"
+    assert (told["trials"], told["heads"]) == (2, 0)
+    assert told["model"] == told["champion"] == "cells/1"
     saved = load(Job, next((tmp_path / "runs" / "cells" / "search").glob("*/config.yaml")))
     assert (
         saved.search.space

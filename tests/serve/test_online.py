@@ -159,7 +159,11 @@ def test_what_is_refused_has_its_status_and_one_clear_body(
     assert answer.status == status, answer
     error = answer.body["error"]
     assert error["what"] and set(error) == {"what", "got", "rule", "fix"}
-    assert "Traceback" not in json.dumps(answer.body) and answer.body["request_id"]
+    assert "Traceback" not in json.dumps(answer.body)
+    # Its label would wait for an answer that never comes.
+    body = json.dumps({"request_id": answer.body["request_id"], "label": "b"}).encode()
+    told = ask(running, "/feedback", body, "application/json")
+    assert (told.status, told.body["error"]["what"]) == (404, "There is no prediction of this id")
     assert ask(running, "/predict", image).status == 200, "the server is up"
 
 

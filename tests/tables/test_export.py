@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from raypipe.config import validate
 from raypipe.errors import DataError
@@ -102,6 +103,27 @@ def test_columns_come_in_their_order_and_a_limit_cuts(
         130,
         {"train"},
     )
+
+
+def test_a_column_with_a_comma_in_its_name_is_quoted(tmp_path: Path, cli: Cli) -> None:
+    odd = {name: [n] for n, name in enumerate(["a", "b,c", 'd"e', " f "])}
+    write_deltalake(str(tmp_path / "t"), pa.table(odd))
+    asked = {
+        'a,"b,c"': ["a", "b,c"],
+        '"d""e" , a,': ['d"e', "a"],
+        'd"e," f "': ['d"e', " f "],
+        ",a,": ["a"],
+    }
+    for n, (given, expected) in enumerate(asked.items()):
+        out = tmp_path / f"{n}.parquet"
+        code, _, err = cli("table", "export", tmp_path / "t", out, "--columns", given)
+        assert (code, pq.read_schema(out).names) == (0, expected), err
+    for wrong in ('a,"b,c', '"a"b'):
+        code, _, err = cli("table", "export", tmp_path / "t", tmp_path / "o", "--columns", wrong)
+        assert code == 2 and "no names between commas" in err
+    # The help is in a box.
+    helped = cli("table", "export", "--help")[1].replace("│", " ")
+    assert "quoted, as in a CSV" in " ".join(helped.split())
 
 
 def test_a_sample_is_a_share_and_the_same_rows_each_time(

@@ -52,6 +52,13 @@ def took(ms: float, ratio: float = 1.0, spread: float = 0.0, **sizes: int) -> Me
     )
 
 
+def test_two_slices_of_one_name_are_refused_where_they_are_read() -> None:
+    day = {**NIGHT, "where": {"shift": "day"}}
+    with pytest.raises(ConfigError, match="night: two slices have one name"):
+        cfg(slices=[NIGHT, day])
+    assert len(cfg(slices=[NIGHT, {**day, "name": "day"}]).slices) == 2
+
+
 def test_without_limits_nothing_changes() -> None:
     assert decide(cfg()) == gate([BETTER], BETTER, cfg())
     # Keys of decisions and retrains that an earlier raypipe made are found again.

@@ -467,6 +467,23 @@ def test_checks_of_another_registry_are_left_out_of_the_timeline(
     assert told.summary()["left_out"] == told.facts()["left out"] == told.others
 
 
+def test_comparisons_of_another_registry_are_left_out_of_the_timeline(
+    loop: Loop, put_back: Callable[[str], Path]
+) -> None:
+    place = str(put_back("run/decisions"))
+    parts = (loop.first, loop.second, "t@v0")
+    sealed = {"mine": (loop.first.seal, loop.second.seal), "theirs": (loop.first.seal, "other")}
+    # A row of an older raypipe has no seals: nothing in this registry names the comparison.
+    for key, seals in {**sealed, "older": (None, None)}.items():
+        row = decisions.as_row(key, parts, (), None, Decision(True, "better"), seals=seals)
+        rows_once(place, decisions.ROW, {"key": key}, lambda row=row: row, "gate")
+    told = reports.tell(loop.job)
+    seen = [row.key for row in told.rows if row.kind == "decision"]
+    assert seen == [loop.decision, "mine"] and told.facts()["comparisons"] == 2
+    assert told.others == "2 comparisons of packages that this registry does not have"
+    assert "2 comparisons, 2 won by the challenger" in told.page.read_text()
+
+
 def test_a_model_that_nobody_checked_has_a_timeline(loop: Loop) -> None:
     registered_again(loop, "quiet", lambda info: None)
     registry = loop.job.registry.model_copy(update={"model": "quiet"})

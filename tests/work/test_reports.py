@@ -11,7 +11,7 @@ from raypipe.registry.store import open_store
 from raypipe.tables.table import append
 from raypipe.watch import decisions
 from raypipe.watch.decide import Decision
-from raypipe.work import promotions, reports
+from raypipe.work import find, promotions
 
 
 def test_reports_read_the_table_of_moves_that_promotions_write(tmp_path: Path) -> None:
@@ -27,8 +27,7 @@ def test_reports_read_the_table_of_moves_that_promotions_write(tmp_path: Path) -
         },
     )
     open_store(job.run, job.registry)
-    assert promotions._open(job).moves == reports._open(job).moves
-    assert reports._open(job).moves == f"{tmp_path / 'shared'}/raypipe-moves"
+    assert find.looked_at(job).moves == f"{tmp_path / 'shared'}/raypipe-moves"
 
 
 def test_the_gate_of_another_registry_s_model_is_not_this_one_s(tmp_path: Path) -> None:

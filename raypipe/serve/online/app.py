@@ -33,7 +33,15 @@ from raypipe.serve.online.limits import Refused, Room
 from raypipe.serve.online.metrics import CONTENT_TYPE, Metrics
 from raypipe.serve.online.models import Models, Role
 from raypipe.serve.online.query import Wanted
-from raypipe.serve.online.request_log import Entry, Keeper, is_challenged, is_kept, now
+from raypipe.serve.online.request_log import (
+    Entry,
+    Keeper,
+    has_prediction,
+    is_challenged,
+    is_kept,
+    now,
+    of_no_prediction,
+)
 from raypipe.serve.online.settings import ServeConfig
 
 log = logging.getLogger("raypipe")
@@ -114,6 +122,14 @@ class _Handlers:
         cfg, keeper = self.parts.cfg, self.parts.keeper
         given = await feedback.read(request, cfg.timeout_s)
         # The id itself says whether its request was kept: nothing is looked up.
+        if not has_prediction(given.request_id):
+            raise Refused(
+                404,
+                "There is no prediction of this id",
+                got=given.request_id,
+                rule="Its request was refused, or asked for something else",
+                fix="Give the request_id of an answer of /predict",
+            )
         if keeper is None or not is_kept(given.request_id, cfg.keep):
             raise Refused(
                 404,
@@ -258,7 +274,7 @@ def _require_prediction(outcome: Outcome, request_id: str) -> None:
         # The reason is for the log only: it may name files of the server.
         log.warning(
             "Request %s got 500: %s failed on its image: %s",
-            request_id,
+            of_no_prediction(request_id),
             outcome.version,
             outcome.failed,
         )

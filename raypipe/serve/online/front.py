@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 from raypipe.errors import hidden
 from raypipe.serve.online import token
 from raypipe.serve.online.limits import Rates, Refused
-from raypipe.serve.online.request_log import new_id
+from raypipe.serve.online.request_log import new_id, of_no_prediction
 
 log = logging.getLogger("raypipe")
 DRAIN_BYTES = 64 * 2**20
@@ -74,7 +74,7 @@ class Front:
             request.status = HUNG_UP
         except Exception:
             # Our own mistake: the traceback goes to the log, never to the client.
-            log.exception("Request %s failed", request.id)
+            log.exception("Request %s failed", of_no_prediction(request.id))
             await request.refuse(Refused(500, "The server made a mistake", fix="See its log"))
         self._count(_known(scope), request.status)
 
@@ -103,6 +103,7 @@ class _Request:
         self.status = 0
         self._receive, self._send, self._version = receive, send, version
         self._all_read = False
+        self._predicts = scope["path"] == "/predict"
         scope.setdefault("state", {})["request_id"] = self.id
 
     async def receive(self) -> Message:
@@ -115,7 +116,9 @@ class _Request:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = list(message.get("headers", []))
-            headers.append((b"x-request-id", self.id.encode()))
+            is_prediction = self._predicts and self.status == 200
+            sent_id = self.id if is_prediction else of_no_prediction(self.id)
+            headers.append((b"x-request-id", sent_id.encode()))
             # An answer of the challenger says so itself.
             if not any(name == b"x-model-version" for name, _ in headers):
                 headers.append((b"x-model-version", self._version().encode()))
@@ -131,7 +134,8 @@ class _Request:
         # What the client sent may hold its token.
         parts = dict(refused.parts)
         parts["got"] = None if parts["got"] is None else hidden(str(parts["got"]))
-        body = json.dumps({"error": parts, "request_id": self.id}, ensure_ascii=False).encode()
+        sent_id = of_no_prediction(self.id)
+        body = json.dumps({"error": parts, "request_id": sent_id}, ensure_ascii=False).encode()
         headers = {"content-type": "application/json", "content-length": str(len(body))}
         headers |= {"connection": "close"} if closes else {}
         headers |= refused.headers

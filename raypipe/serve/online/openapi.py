@@ -49,7 +49,7 @@ class Taken(BaseModel):
 
 _WHY = {
     401: "The token is missing or wrong",
-    404: "This request was not kept",
+    404: "There is no prediction of this id, or it was not kept",
     408: "The body did not arrive in time",
     413: "The body is too large",
     415: "The body is no image, or its type is another",

@@ -6,7 +6,8 @@ does not fit is not kept, and counted: a disk that is full costs entries, never 
 
 The id of a request says by itself whether it is kept, and whether the challenger sees it: its
 random digits, read as a number, are compared with the share. So any replica knows, at any time,
-whether it can take feedback for an id.
+whether it can take feedback for an id. An answer without a prediction has another kind of id, so
+no replica takes feedback for it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ MOST_ROWS = 10_000
 MOST_BYTES = 128 * 2**20
 FULL_ROWS, FULL_BYTES = 1_000, 16 * 2**20  # written at once, before its time
 _ID = re.compile(r"[0-9a-f]{32}")
+# The digit of an id that says its kind. UUIDs of random digits have a 4 there.
+_KIND, _PREDICTION, _NO_PREDICTION = 12, "4", "0"
 
 
 def new_id() -> str:
@@ -40,6 +43,16 @@ def new_id() -> str:
 
 def is_id(text: object) -> bool:
     return isinstance(text, str) and bool(_ID.fullmatch(text))
+
+
+def of_no_prediction(request_id: str) -> str:
+    """The id as an answer without a prediction has it. Every replica can tell the two apart."""
+    return request_id[:_KIND] + _NO_PREDICTION + request_id[_KIND + 1 :]
+
+
+def has_prediction(request_id: str) -> bool:
+    """May this be the id of a prediction? One that a client made up may look like it."""
+    return request_id[_KIND] == _PREDICTION
 
 
 def is_kept(request_id: str, share: float) -> bool:

@@ -107,7 +107,7 @@ def _make(work: Work, planned: Plan, tasks: int | None, progress: Progress) -> P
     """Make the missing parts and commit all. Raises Moved if somebody else has, meanwhile."""
     cut = parts.cut(planned.rows)
     # The same parts have the same key: whoever makes them shares them.
-    names = [[one.path, one.row_group, one.deleted.hex()] for one in planned.rows.fragments]
+    names = [[one.file, one.row_group, one.deleted.hex()] for one in planned.rows.fragments]
     key = key_of("prepare", work.line, work.version.identity, planned.since, names)
     staged = Staged(work.dst, key, work.options)
     done = _begun(staged) if cut else {}

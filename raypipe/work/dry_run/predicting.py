@@ -9,7 +9,6 @@ from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.registry.package import Package
-from raypipe.registry.store import Store, open_store
 from raypipe.serve import batch, since
 from raypipe.serve.links import links
 from raypipe.serve.workers import Reading
@@ -18,7 +17,7 @@ from raypipe.tables.between import Rows
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.work.dry_run.at import At
 from raypipe.work.evaluate import columns_of, model_of
-from raypipe.work.find import batch_of, require_store
+from raypipe.work.find import batch_of, looked_at
 from raypipe.work.model import Model
 from raypipe.work.planned import Planned
 from raypipe.work.result import Facts, prepared_from
@@ -103,18 +102,13 @@ def _facts(at: At, table: ImageTable, version: TableVersion, model: Model, image
     return facts
 
 
-def _store(job: Job) -> Store:
-    require_store(job.run, job.registry)
-    return open_store(job.run, job.registry, job.artifacts, create=False)
-
-
 def _model(at: At, wanted: str | None) -> Model:
     """A registered model; the champion where none is named."""
-    return model_of(_store(at.job), wanted)
+    return model_of(looked_at(at.job), wanted)
 
 
 def champion(job: Job) -> Package:
-    return model_of(_store(job), None).package
+    return model_of(looked_at(job), None).package
 
 
 def drift(at: At) -> Planned:

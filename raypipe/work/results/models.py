@@ -187,8 +187,7 @@ class Searched(Result):
         # A mean belongs to no trial.
         facts |= search_page.combined(result)
         facts |= refit.summary(result)
-        trials = sum(trial.drawn for trial in result.trials)
-        facts["images decoded"] = f"{result.decoded}, for {trials} trials together"
+        facts["images decoded"] = f"{result.decoded}, for {result.drawn} trials together"
         whole = f"of the {result.full_epochs} that all trials would take to their ends"
         facts["epochs"] = f"{result.epochs} {whole}"
         facts |= search_page.ranking(result)
@@ -213,7 +212,8 @@ class Searched(Result):
             "epochs": {"run": result.epochs, "full": result.full_epochs},
             "report": str(self.report),
             "best_config": str(self.best_config),
-            "trials": len(result.trials),
+            "trials": result.drawn,
+            "heads": len(result.trials) - result.drawn,
             "trial_costs": self._trial_costs(),
             "decoded": result.decoded,
             "best": result.trials[0].changes,
