@@ -16,6 +16,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect
 
@@ -30,6 +31,7 @@ DRAIN_S = 10.0
 # These say nothing about the model: probes and the page that asks for the token.
 OPEN = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json"})
 HUNG_UP = 499  # counted, never sent
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -118,7 +120,7 @@ class _Request:
             headers.append((b"x-request-id", self.id.encode()))
             # An answer of the challenger says so itself.
             if not any(name == b"x-model-version" for name, _ in headers):
-                headers.append((b"x-model-version", self._version().encode()))
+                headers.append((b"x-model-version", in_header(self._version()).encode()))
             message = {**message, "headers": headers}
         await self._send(message)
 
@@ -157,6 +159,11 @@ class _Request:
                 return False
             left -= len(message.get("body", b""))
         return self._all_read
+
+
+def in_header(version: str) -> str:
+    """A model's version as a header may hold it: what is not printable ASCII, and %, as %XX."""
+    return quote(version, safe=_PRINTABLE)
 
 
 def _authorization(scope: Scope) -> str:

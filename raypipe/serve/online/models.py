@@ -183,7 +183,8 @@ class Models:
         before = self._problems.get(role)
         again = before is not None and before.version == version
         tries = before.tries + 1 if before and again else 1
-        wait_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** (tries - 1))
+        # The exponent has an end: a registry that is away is asked thousands of times.
+        wait_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** min(tries - 1, 10))
         self._problems[role] = Problem(version, why, tries, time.monotonic() + wait_s)
         if version:
             self._told(version, "refused")

@@ -106,7 +106,8 @@ class Replica:
             tables = RequestLog(RequestTables.below(setup.requests))
             self.keeper = Keeper(tables, cfg.flush_s, self._count_rows)
         # The HTTP app comes last: it may be asked at once.
-        self.room = Room(cfg.queue, cfg.queue_mb * 2**20)
+        # Any replica answers /metrics for all of the node, so each keeps its own number up to date.
+        self.room = Room(cfg.queue, cfg.queue_mb * 2**20, self.metrics.in_house.set)
         self.tally = Tally(setup.keepings, f"{socket.gethostname()}:{os.getpid()}")
         parts = http.Parts(
             cfg,

@@ -180,7 +180,7 @@ def _setup(
 
 def wait(server: Server, say: Callable[[str], None], stop: Stop) -> None:
     """Until `stop` is set: tell what the replicas load and refuse."""
-    told: dict[str, str] = {"champion": str(server.model)}
+    told = {"champion": [str(server.model)]}
     while not stop.wait(LOOK_S):
         # A replica or the registry may be starting again.
         with suppress(Exception):
@@ -255,20 +255,30 @@ def _delete(name: str) -> None:
 
 
 def _tell(
-    reports: Mapping[str, Mapping[str, str]], told: dict[str, str], say: Callable[[str], None]
+    reports: Mapping[str, Mapping[str, str]], told: dict[str, list[str]], say: Callable[[str], None]
 ) -> None:
-    """Say what is new in the reports of the replicas; replicas that agree are one line."""
+    """Say what is new in the reports of the replicas; replicas that agree are one line.
+
+    told: what they say now, by its name, and what was said last of it at the end.
+    """
+    now: dict[str, dict[str, str]] = {}  # by name: each text, and the champion beside it
     for report in reports.values():
         for what, text in report.items():
-            if told.get(what) == text:
-                continue
-            told[what] = text
-            is_problem = what.endswith("problem")
-            stays = f"; {report.get('champion')} stays" if is_problem else ""
+            now.setdefault(what, {}).setdefault(text, report.get("champion", ""))
+    for what, texts in now.items():
+        before = told.get(what, [])
+        # Two replicas may differ for long, where one of them cannot load the new version.
+        kept = [text for text in before if text in texts]
+        new = [text for text in texts if text not in before]
+        told[what] = [*kept, *new]
+        # Where nobody reports any more what was said last, the one before it is news.
+        if not new and kept[-1] != before[-1]:
+            new = kept[-1:]
+        for text in new:
+            stays = f"; {texts[text]} stays" if what.endswith("problem") else ""
             say(f"{what}: {text}{stays}")
     # What nobody reports any more may come again, and is news then. A champion never leaves.
-    known = {what for report in reports.values() for what in report} | {"champion"}
-    for what in [name for name in told if reports and name not in known]:
+    for what in [name for name in told if reports and name not in now and name != "champion"]:
         del told[what]
         if not what.endswith("problem"):
             say(f"{what}: none")
