@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from PIL import Image
 
+from raypipe.models.zoo import ImageModel, ModelConfig
+from raypipe.registry import package
+from raypipe.registry.package import Package, Reference
 from raypipe.serve import evaluation, judged_rows
+from raypipe.tables.table import Columns
+from tests.conftest import encode
 
 LONG = 2**60  # next to it, a float64 tells numbers apart that differ by 256
 
@@ -36,3 +44,32 @@ def test_short_numbers_stay_numbers_and_nan_is_no_group() -> None:
         assert found.dtype.kind == "f" and found[[0, 2]].tolist() == [1, 3]
     numbers = pa.chunked_array([pa.array([0.5, float("nan"), None])])
     assert judged_rows._texts(numbers).to_pylist() == ["0.5", None, None]
+
+
+def test_an_image_that_gives_nan_is_not_judged_and_the_others_are(tmp_path: Path) -> None:
+    """One such image ended each evaluation of its table; `predict` gives it a row with an error."""
+    name = "file:tests.serve.odd_models:net"
+    cfg = ModelConfig(
+        name=name, options={"how": "nan"}, pretrained=False, mode="finetune", side_px=32
+    )
+    reference = Reference(np.zeros((4, 3)), np.full((4, 2), 0.5), tuple("wxyz"))
+    made = package.build(tmp_path, ImageModel(cfg, 2).eval(), cfg, ("a", "b"), reference, {})
+    colours = ["black", "white", "black", "black"]
+    images: list[bytes | None] = [encode(Image.new("RGB", (40, 40), one)) for one in colours]
+    images[3] = b"no image"
+    batch = pa.table(
+        {
+            "image_id": ["1", "2", "3", "4"],
+            "image": pa.array(images, pa.binary()),
+            "label": ["a", "a", None, "b"],
+        }
+    )
+    seal = Package(made).seal
+    rows = judged_rows.judged(Package(made, seal), batch, Columns(), [], most=4)
+    assert rows["skipped"].to_pylist() == [
+        None,
+        "without a finite answer",
+        "without a label",
+        "do not decode",
+    ]
+    assert [scores is None for scores in rows["scores"].to_pylist()] == [False, True, True, True]
