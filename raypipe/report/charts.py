@@ -342,6 +342,8 @@ def _axis(values: Sequence[Any]) -> Axis | None:
         heights = {name: i / (len(names) - 1) for i, name in enumerate(names)}
         return Axis(heights, ", ".join(names))
     low, high = min(different), max(different)
+    if low == high:
+        return None  # 1 and 1.0 are one value, written in two ways
     scale = math.log if low > 0 and high / low > LOG_FACTOR else float
     length = scale(high) - scale(low)
     heights = {_key(value): (scale(value) - scale(low)) / length for value in different}

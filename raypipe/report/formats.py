@@ -28,18 +28,20 @@ def number(value: Any) -> str:
         return f"{value:,}"
     if not isinstance(value, float):
         return str(value)
-    if 1e4 <= abs(value) < 1e9:
-        text = f"{value:,.0f}"
-    else:
-        text = f"{value:.4g}".replace("e-0", "e-")
+    text = f"{value:,.0f}" if _is_large(value) else f"{value:.4g}".replace("e-0", "e-")
     # The sign becomes a minus sign. An exponent keeps its hyphen, because people copy it.
     return text.replace("-", MINUS, 1) if value < 0 else text
+
+
+def _is_large(value: float) -> bool:
+    """Would four digits be an exponent? 9999.6 rounds to 10,000."""
+    return 9999.5 <= abs(value) < 1e9
 
 
 def cell(value: Any) -> str:
     """Any value of a result as one line of text, without credentials."""
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:.0f}" if _is_large(value) else f"{value:.4g}"
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {cell(v)}" for k, v in value.items()) or "–"
     if isinstance(value, (list, tuple)):
@@ -54,7 +56,10 @@ def chance(p: float) -> str:
     """Format a p-value without an exponent, to two significant digits.
 
     0 is shown as "≈ 0": no permutation of the test was as extreme. That is not "< 0.000001".
+    NaN is "–": whoever compares with it would read the smallest of all.
     """
+    if math.isnan(p):
+        return "–"
     if p >= 1e-6:
         decimals = max(2, 1 - math.floor(math.log10(p)))
         return f"{p:.{decimals}f}"

@@ -33,6 +33,7 @@ from raypipe.report import (
     Trial,
     charts,
 )
+from raypipe.work.tables import p_text
 
 HOSTILE = "<script>alert('x')</script>\"'><img src=https://evil.example/x.png onerror=alert(1)>"
 SECTIONS = {
@@ -288,6 +289,18 @@ def test_equal_input_gives_equal_bytes_and_write_leaves_only_the_page(
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_a_name_that_is_no_utf_8_costs_no_page_and_leaves_nothing_beside_it(
+    page: Page, tmp_path: Path
+) -> None:
+    """A byte of the command line that is no UTF-8: the search was over, and its page an error."""
+    odd = replace(page, header=replace(page.header, title="runs/\udcff"))
+    assert "runs/?" in report.write(odd, tmp_path / "report.html").read_text("utf-8")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        report.write(page, tmp_path / "folder")
+    assert {path.name for path in tmp_path.iterdir()} == {"report.html", "folder"}
+
+
 def test_a_page_with_48_photographs_stays_below_3_mb(page: Page) -> None:
     html = report.render(
         replace(page, checks=(check(pictures=24, side_px=300),))
@@ -380,6 +393,14 @@ def test_parallel_coordinates_show_what_was_tried_and_the_best_on_top(sign: int)
     assert charts.parallel(Search("loss", (Trial(1, "a", {"train.lr": 0.1}, 0.5, 1),))) is None
 
 
+def test_one_value_written_in_two_ways_is_no_axis() -> None:
+    """`choice(0, .1)` drew 0, and search.start said 0.0: the page ended in a ZeroDivisionError."""
+    rows = [
+        Trial(i, f"trial {i}", {"model.dropout": one}, 0.5 + i, 1) for i, one in enumerate((0, 0.0))
+    ]
+    assert charts.parallel(Search("val_accuracy", tuple(rows))) is None
+
+
 def test_a_search_says_what_it_saved_and_what_decided(page: Page) -> None:
     html = report.render(Page(page.header, search=tried()))
     assert (
@@ -423,10 +444,15 @@ def test_a_histogram_holds_every_image_once() -> None:
         (report.chance(0.0000234), "0.000023"),
         (report.chance(0.0412), "0.041"),
         (report.chance(1.0), "1.00"),
+        (report.chance(float("nan")), "–"),
+        (p_text(float("nan")), "–"),
         (report.points(0.142), "+14.2"),
         (report.points(-0.0041), "\N{MINUS SIGN}0.4"),
         (report.points(-0.0001), "+0.0"),
         (report.number(1234567), "1,234,567"),
+        (report.number(9999.6), "10,000"),
+        (report.cell(12345.678), "12346"),
+        (report.cell({"least": 9999.6, "most": 1e9}), "least 10000, most 1e+09"),
         (report.number(1e-05), "1e-5"),
         (report.number(-0.000123456), "\N{MINUS SIGN}0.0001235"),
         (report.number(True), "True"),
