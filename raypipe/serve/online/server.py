@@ -36,7 +36,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from raypipe.cluster import ray_private
 from raypipe.cluster.folder import require_shared
+from raypipe.cluster.resources import resources_by_node
 from raypipe.config import RunConfig
 from raypipe.errors import ClusterError, ConfigError, one_line
 from raypipe.models.labels import Kind
@@ -116,12 +118,13 @@ def running(
     replica keeps counts of its requests; on several nodes a place that all share.
 
     Raises what `check` does, ConfigError for a request log that other nodes do not share, and
-    ClusterError if the replicas do not start.
+    ClusterError if the replicas have no room, or do not start.
     """
     from ray import serve
 
     checked = check(run, registry, cfg)
     setup = _setup(checked, run, cfg, cfg.port or _free_port(cfg.host), keepings)
+    _require_room(cfg.replicas, setup.workers)
     name = f"raypipe-{setup.server}"
     _start_serve()
     # Ray Serve ends what it has begun only if it is told to.
@@ -232,6 +235,26 @@ def _workers(cfg: ServeConfig) -> int:
         return cfg.cpus
     cpus = [node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"]]
     return max(1, int(max(cpus, default=1)) // cfg.replicas)
+
+
+def _require_room(replicas: int, cpus: int) -> None:
+    """Raise ClusterError if the replicas do not fit: Ray Serve would wait without a word.
+
+    A cluster that others started may grow, so there it is only said.
+    """
+    nodes = [int(node.get("CPU", 0)) for node in resources_by_node()]
+    fit = sum(have // cpus for have in nodes)
+    if fit >= replicas:
+        return
+    error = ClusterError(
+        "The cluster has no room for the replicas",
+        got=f"serve.replicas={replicas}, with {cpus} CPUs each",
+        rule=f"There is room for {fit}: its nodes have {', '.join(map(str, nodes))} CPUs",
+        fix="Set serve.replicas or serve.cpus lower",
+    )
+    if ray_private.own_processes(["raylet"]) is not None:
+        raise error
+    log.warning("%s Unless it grows, the server waits", error)
 
 
 def _start_serve() -> None:
