@@ -16,8 +16,8 @@ import torch
 from raypipe.images import decode, measure
 from raypipe.models import metrics
 from raypipe.models.tasks import NUMERIC, Task
-from raypipe.registry.package import Attempt, Package
-from raypipe.serve.predicted_rows import NOT_FINITE, attempted, vectors
+from raypipe.registry.package import NOT_FINITE, Attempt, Package
+from raypipe.serve.predicted_rows import attempted, vectors
 from raypipe.tables import label_column
 from raypipe.tables.table import Columns
 
