@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from raypipe import report
+from raypipe.images import decode as images
 from raypipe.report import (
     Check,
     Cleaning,
@@ -274,6 +275,24 @@ def test_sixteen_bit_gray_is_scaled_and_not_clipped_to_white() -> None:
     assert 100 < pixels.mean() < 155
 
 
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_a_thumbnail_stands_as_the_model_saw_it(turn: int) -> None:
+    """Photographs of a phone lay on their side, and a transparent ground was black."""
+    noise = np.random.default_rng(0).integers(0, 256, (12, 20, 3), np.uint8)
+    photo = Image.fromarray(noise).resize((100, 60), Image.Resampling.NEAREST)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = turn
+    photo.save(buffer := io.BytesIO(), "png", exif=exif)
+    seen_HWC = images.decode(buffer.getvalue())
+    shown_HWC = np.asarray(decode(report.thumbnail(buffer.getvalue()) or ""))
+    assert shown_HWC.shape == seen_HWC.shape
+    assert np.abs(shown_HWC.astype(int) - seen_HWC).mean() < 10
+
+    clear = Image.new("RGBA", (30, 30), (0, 0, 0, 0))
+    clear.save(buffer := io.BytesIO(), "png")
+    assert np.asarray(decode(report.thumbnail(buffer.getvalue()) or "")).min() == 255
+
+
 def decode(uri: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
 
@@ -391,6 +410,20 @@ def test_parallel_coordinates_show_what_was_tried_and_the_best_on_top(sign: int)
         "the best is on top, which may be the lowest"
     )
     assert charts.parallel(Search("loss", (Trial(1, "a", {"train.lr": 0.1}, 0.5, 1),))) is None
+
+
+def test_ticks_of_large_numbers_differ_and_equal_ones_are_a_chart() -> None:
+    """Labels from 1,234,567 to 1,234,570 were all 1.23457e+06, and one label of 1e17 an error."""
+    labels_N = np.array([1234567.0, 1234570.0])
+    drawing = charts.residuals(labels_N, labels_N)
+    assert drawing is not None
+    labels = [label for _, label in drawing.x_ticks]
+    assert "1234568" in labels and len(set(labels)) == len(labels)
+    alike_N = np.array([1e17, 1e17])
+    drawing = charts.residuals(alike_N, alike_N)
+    assert drawing is not None and "nan" not in drawing.lines[0][2]
+    # What was short stays short.
+    assert [label for _, label in charts._ticks(0, 1)] == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
 
 
 def test_one_value_written_in_two_ways_is_no_axis() -> None:
