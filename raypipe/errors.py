@@ -47,8 +47,8 @@ _PORT = r"(?!\d+(?:[/?#]|$))"
 _PASSWORD = re.compile(
     rf"(?P<before>[a-zA-Z][\w+.-]{{0,30}}://[^\s/:@'\"]*:){_PORT}(?P<secret>[^\s'\"]+)(?=@)"
 )
-# What such an address is in. Each _PASSWORD without an @ looks to the end of its run: a row of 2,000
-# hosts without a blank took 3 s.
+# What such an address is in. Each _PASSWORD without an @ looks to the end of its run: 2,000 hosts
+# without a blank between took 3 s.
 _RUN = re.compile(r"[^\s'\"]++")
 # The same where the whole text is one address: its password may hold blanks and quotes.
 _WHOLE = re.compile(rf"^\s*[a-zA-Z][\w+.-]*://[^/:@]*:{_PORT}(?P<secret>.+)@", re.DOTALL)
@@ -145,6 +145,11 @@ def _of_environment() -> set[str]:
         if len(value) >= _SHORTEST and name != "PWD" and is_secret_name(name):
             values.add(value)
     return values
+
+
+def traced(error: BaseException) -> str:
+    """The traceback of an error that nobody foresaw, without credentials: for a log."""
+    return hidden("".join(traceback.format_exception(error)).rstrip())
 
 
 class RaypipeError(Exception):

@@ -180,3 +180,15 @@ def test_the_page_shows_the_best_of_classes_that_are_numbers() -> None:
     script = f"{ranked} console.log(JSON.stringify(ranked({json.dumps(scores)}).slice(0, 3)))"
     done = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [["1900", 0.9], ["7", 0.06], ["a", 0.04]]
+
+
+def test_a_mistake_of_ours_is_logged_without_credentials(
+    caplog: pytest.LogCaptureFixture, heard: None
+) -> None:
+    async def fails(scope: Any, receive: Any, send: Any) -> None:
+        raise RuntimeError("no answer of postgresql://me:canary-12345@host/mlflow")
+
+    front = Front(fails, Rates(None), None, lambda: "m/1", lambda path, status: None)
+    _, answer = asyncio.run(_asked(front, "/predict", b""))
+    assert answer["error"]["what"] == "The server made a mistake"
+    assert "Traceback" in caplog.text and "canary-12345" not in caplog.text

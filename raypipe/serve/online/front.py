@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect
 
-from raypipe.errors import hidden
+from raypipe.errors import hidden, traced
 from raypipe.serve.online import token
 from raypipe.serve.online.limits import Rates, Refused
 from raypipe.serve.online.request_log import new_id
@@ -74,9 +74,9 @@ class Front:
             await request.refuse(refused)
         except ClientDisconnect:
             request.status = HUNG_UP
-        except Exception:
+        except Exception as e:
             # Our own mistake: the traceback goes to the log, never to the client.
-            log.exception("Request %s failed", request.id)
+            log.error("Request %s failed: %s", request.id, traced(e))
             await request.refuse(Refused(500, "The server made a mistake", fix="See its log"))
         self._count(_known(scope), request.status)
 

@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from raypipe.errors import DataError, RaypipeError, one_line
+from raypipe.errors import DataError, RaypipeError, one_line, traced
 from raypipe.models.labels import Kind
 from raypipe.registry.package import Package
 
@@ -128,7 +128,7 @@ class Models:
         except Exception as e:
             # Nothing may end this thread. Our own mistakes keep their traceback in the log.
             if not isinstance(e, RaypipeError):
-                log.exception("Loading %s failed", target.version)
+                log.error("Loading %s failed: %s", target.version, traced(e))
             self._refuse(role, target.version or "", one_line(e))
 
     def _follow(self, role: Role) -> None:

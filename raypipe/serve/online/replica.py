@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raypipe.cluster import tasks
+from raypipe.errors import traced
 from raypipe.models.allocator import give_back, keep_memory
 from raypipe.models.labels import Kind
 from raypipe.monitor.recorder import Keeping
@@ -158,8 +159,8 @@ class Replica:
                 continue
             try:
                 part.stop() if name in ("_server", "models") else part.close()
-            except Exception:
-                log.exception("Stopping %s failed", name)
+            except Exception as e:
+                log.error("Stopping %s failed: %s", name, traced(e))
 
     def _version(self) -> str:
         served = self.models.of("champion")
