@@ -225,9 +225,7 @@ def _metrics(pinned: Pinned, unseen: Unseen, inside_N: np.ndarray) -> dict[str, 
     return {name.removeprefix("val_"): value for name, value in found.items()}
 
 
-def _slices(
-    job: TrainJob, pinned: Pinned, unseen: Unseen
-) -> tuple[tuple[SliceMetrics, ...], int]:
+def _slices(job: TrainJob, pinned: Pinned, unseen: Unseen) -> tuple[tuple[SliceMetrics, ...], int]:
     """The metrics by source, and how many sources are left out; none where the table has no such
     column, or only one source."""
     columns = pinned.table.columns
