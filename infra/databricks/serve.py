@@ -83,7 +83,7 @@ def follow(
         if endpoint is None:
             call("POST", "/api/2.0/serving-endpoints", body=wanted)
             said = f"Made endpoint {name} for {champion.name} version {champion.version}"
-        elif _serves(endpoint, wanted):
+        elif _is_as_told(endpoint, wanted):
             said = f"Endpoint {name} serves {champion.name} version {champion.version} already"
         else:
             # An update under way cannot be interrupted. One that failed is why we are here.
@@ -133,6 +133,16 @@ def _entities(endpoint: Any) -> list[tuple[str, str]]:
 
 def _serves(endpoint: Any, wanted: dict[str, Any]) -> bool:
     return _entities(endpoint) == _entities(wanted)
+
+
+def _is_as_told(endpoint: Any, wanted: dict[str, Any]) -> bool:
+    """Has it the version, and also the size that endpoint.yml names, as far as the API tells it?"""
+    if not _serves(endpoint, wanted):
+        return False
+    pairs = zip(
+        endpoint["config"]["served_entities"], wanted["config"]["served_entities"], strict=True
+    )
+    return all(told.get(key, value) == value for told, own in pairs for key, value in own.items())
 
 
 def _wait(call: Call, name: str, failed_is_fine: bool = False) -> Any:

@@ -101,7 +101,7 @@ def jobs(
         ended = "" if state.code is None else str(state.code)
         what = state.verb or state.entrypoint[:40]
         rows.append([state.job, what, state.status, began, f"{state.seconds:,.0f}", ended])
-    console.table(
-        f"Jobs at {found.address}", ["job", "verb", "status", "began", "seconds", "code"], rows
-    )
+    more = f", the newest {MOST_LISTED} of {len(listed)}" if len(listed) > MOST_LISTED else ""
+    columns = ["job", "verb", "status", "began", "seconds", "code"]
+    console.table(f"Jobs at {found.address}{more}", columns, rows)
     console.finish({"jobs": [asdict(state) for state in listed]})

@@ -28,6 +28,7 @@ from pydantic import Field, field_validator
 from raypipe import guard
 from raypipe.cluster import head, ray_private, sidecar, spark, spark_session, watch
 from raypipe.cluster.of_job import lift_thread_limit, own_cluster
+from raypipe.cluster.resources import resources_by_node
 from raypipe.cluster.shared import shared_cluster
 from raypipe.cluster.sidecars import archive
 from raypipe.cluster.spark import SparkConfig
@@ -182,15 +183,6 @@ def expected(cfg: ClusterConfig, needed: bool = True) -> tuple[dict[str, float],
 def nodes() -> int:
     """How many nodes the cluster has; 1 where none is joined."""
     return max(1, len(resources_by_node()))
-
-
-def resources_by_node() -> list[dict[str, float]]:
-    """The resources of each living node by name; none where no cluster is joined."""
-    import ray
-
-    if not ray.is_initialized():
-        return []
-    return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
 
 def close() -> None:

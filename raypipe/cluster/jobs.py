@@ -189,10 +189,12 @@ class Jobs:
         tail = asyncio.ensure_future(self._tail(job, shown.again()))
         try:
             while not tail.done():
+                taken = shown.taken
                 await asyncio.wait([tail], timeout=LAST_LINES_S if state.has_ended else POLL_S)
-                if state.has_ended:
-                    break
-                state = await asyncio.to_thread(self.state, job)
+                if not state.has_ended:
+                    state = await asyncio.to_thread(self.state, job)
+                elif shown.taken == taken:
+                    break  # nothing has come for LAST_LINES_S
         finally:
             if not tail.done():
                 tail.cancel()
@@ -219,6 +221,7 @@ class _Shown:
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write, self._count = write, 0
+        self.taken = 0  # characters that came, also those that were shown before
 
     def again(self) -> Callable[[str], None]:
         """Takes the log from its beginning; what was written before is skipped."""
@@ -226,6 +229,7 @@ class _Shown:
 
         def take(text: str) -> None:
             nonlocal position
+            self.taken += len(text)
             new = text[max(0, self._count - position) :]
             position += len(text)
             self._count = max(self._count, position)

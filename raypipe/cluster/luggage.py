@@ -6,13 +6,14 @@ Ray names a package by its content and keeps it on the cluster, so the same code
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, one_line
 
 CONFIG_FOLDER = "job"
 COPIES = "/runtime_resources/working_dir_files/"
@@ -32,14 +33,13 @@ def packed(
     _require_small(bring)
     with tempfile.TemporaryDirectory(prefix="raypipe-job-") as name:
         folder = Path(name) / "luggage"
+        for path, file in bring.items():
+            _copy(file, folder / path)
+        # Afterwards: what the job runs is raypipe as it is here, whatever the user brings.
         code = Path(__file__).parents[1]
-        shutil.copytree(code, folder / "raypipe", ignore=_NOT_CODE)
+        shutil.copytree(code, folder / "raypipe", ignore=_NOT_CODE, dirs_exist_ok=True)
         for path, source in modules.items():
             _write(folder / path, source)
-        for path, file in bring.items():
-            copy = shutil.copytree if file.is_dir() else shutil.copyfile
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            copy(file, folder / path)
         inside = None
         if config is not None:
             inside = f"{CONFIG_FOLDER}/{config.name}"
@@ -62,13 +62,39 @@ def require_lasting(places: Mapping[str, str]) -> None:
             )
 
 
+def _copy(file: Path, to: Path) -> None:
+    """A file or a folder, also where another one brought a part of it. Raises ConfigError."""
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if file.is_dir():
+            shutil.copytree(file, to, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+        else:
+            shutil.copyfile(file, to)
+    except shutil.Error as e:
+        # Of a folder it tells all that failed: (from, to, why) each.
+        raise _unreadable(file, e.args[0][0][2]) from None
+    except OSError as e:
+        raise _unreadable(file, e) from None
+
+
+def _unreadable(file: Path, why: object) -> ConfigError:
+    return ConfigError(
+        f"This cannot travel with the job: {one_line(why)}",
+        got=str(file),
+        fix="Leave it out of cluster.bring, or mend it",
+    )
+
+
 def _write(file: Path, content: bytes) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
 
 
 def below_here(paths: list[str]) -> dict[str, Path]:
-    """Files and folders by their path from the current folder. Raises ConfigError."""
+    """Files and folders by their path from the current folder, links by their own names.
+
+    Raises ConfigError.
+    """
     found = {}
     here = Path.cwd()
     for text in paths:
@@ -79,19 +105,45 @@ def below_here(paths: list[str]) -> dict[str, Path]:
                 got=text,
                 rule="cluster.bring names files and folders below the current one",
             )
-        found[str(file.relative_to(here.resolve()))] = file
+        # The job's configuration calls a link by its name, not by what it leads to.
+        named = here / text
+        is_plain = ".." not in named.parts and named.is_relative_to(here)
+        place = named.relative_to(here) if is_plain else file.relative_to(here.resolve())
+        found[str(place)] = file
     return found
 
 
 def _require_small(bring: Mapping[str, Path]) -> None:
+    """Raise ConfigError for too many bytes; links are followed, as they are when copied."""
     size = 0
     for file in bring.values():
-        inside = file.rglob("*") if file.is_dir() else [file]
-        size += sum(each.stat().st_size for each in inside if each.is_file())
-    if size > MOST_BYTES:
+        for each in _files(file, ()):
+            size += each.stat().st_size
+            if size > MOST_BYTES:
+                raise ConfigError(
+                    "Too much would travel with the job",
+                    got=f"more than {MOST_BYTES // 2**20} MiB in cluster.bring",
+                    rule=f"At most {MOST_BYTES // 2**20} MiB: Ray keeps them on every node",
+                    fix="Put data where every node can read it",
+                )
+
+
+def _files(path: Path, above: tuple[str, ...]) -> Iterator[Path]:
+    """The files of a folder, or the file itself. above: the real folders around it."""
+    if path.is_file():
+        yield path
+    if not path.is_dir():
+        return
+    real = os.path.realpath(path)
+    if real in above:
         raise ConfigError(
-            "Too much would travel with the job",
-            got=f"{size / 2**20:,.0f} MiB in cluster.bring",
-            rule=f"At most {MOST_BYTES // 2**20} MiB: Ray keeps them on every node",
-            fix="Put data where every node can read it",
+            "A link in cluster.bring leads into its own folder",
+            got=str(path),
+            fix="Remove the link, or name what the job needs",
         )
+    try:
+        inside = sorted(path.iterdir())
+    except OSError as e:
+        raise _unreadable(path, e) from None
+    for each in inside:
+        yield from _files(each, (*above, real))

@@ -4,8 +4,10 @@ What this machine measured holds for CPUs: a node with four times the CPUs takes
 seconds. A GPU's rate is a published one of ResNet-50, scaled by the model's FLOPs or by its
 activations, whichever says slower: networks of depthwise convolutions wait for memory, and their
 time follows their activations (Radosavovic et al. 2020, "Designing network design spaces"). Small
-models reach less, because a GPU waits for each kernel's start. The slower of decoding and computing
-decides, so a fast GPU beside few CPUs is a slow node.
+models reach less, because a GPU waits for each kernel's start.
+
+Beside a GPU the slower of decoding and computing decides, so a fast GPU beside few CPUs is a slow
+node. On CPUs both want the same cores: they add up.
 """
 
 from __future__ import annotations
@@ -84,19 +86,21 @@ def _offer(
     if node.gpu is not None and (node.gpu not in RATES or not model.flops):
         why = "no published rate" if model.flops else "the model's FLOPs are not known"
         return Offer(name, node, usd, None, None, None, "", why)
+    if node.gpu is None and rates.device != "cpu":
+        # The CPU seconds of a step are those that started its kernels.
+        return Offer(name, node, usd, None, None, None, "", "measured on a GPU here")
     step_s, look_s, embed_s = _compute(node, model, rates)
     decode_s = rates.decode.cpu_s / node.cpus
     once = decode_s if model.cached else 0.0
     each = 0.0 if model.cached or model.frozen else decode_s
     if model.frozen:
-        once = max(decode_s, embed_s)
-    # Decoding goes on beside the computing, so the slower one counts.
-    stepped = max(step_s, each) * counts.train
-    looked = max(look_s, each) * counts.val
+        once = _together(node, decode_s, embed_s)
+    stepped = _together(node, each, step_s) * counts.train
+    looked = _together(node, each, look_s) * counts.val
     loop_s = epochs * (stepped + looked)
     fixed_s = (START.seconds + PUBLISH.seconds) * rates.slowness
     run_s = fixed_s + once * counts.read + loop_s
-    predicted_s = max(decode_s, embed_s)
+    predicted_s = _together(node, decode_s, embed_s)
     computed = embed_s if model.frozen else step_s
     decoded = decode_s if model.frozen else each
     per_second = usd / 3600
@@ -126,6 +130,11 @@ def _compute(node: Node, model: Model, rates: Rates) -> tuple[float, float, floa
         # A head is trained on kept features, in much less time than these are made in.
         return rates.step.cpu_s / node.cpus, rates.look.cpu_s / node.cpus, embed_s
     return step_s, embed_s, embed_s
+
+
+def _together(node: Node, decode_s: float, compute_s: float) -> float:
+    """Seconds of an image that is decoded and computed: side by side only beside a GPU."""
+    return decode_s + compute_s if node.gpu is None else max(decode_s, compute_s)
 
 
 def _limit(node: Node, decode_s: float, compute_s: float) -> str:

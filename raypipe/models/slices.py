@@ -9,6 +9,7 @@ Letters in names: N images, G groups.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -128,8 +129,10 @@ def sliced(
 def _numbered(group_N: np.ndarray) -> np.ndarray:
     """A number for each image, equal for images of one group; a null's own is its own."""
     known_N = np.array([value is not None and value == value for value in group_N], bool)
-    names_N = np.array([str(value) for value in group_N])
-    _, groups_N = np.unique(names_N, return_inverse=True)
+    # No array of texts: each would take as much as the longest.
+    names = [str(value) for value in group_N]
+    places = {name: place for place, name in enumerate(sorted(set(names)))}
+    groups_N = np.array([places[name] for name in names])
     alone_N = len(group_N) + np.arange(len(group_N))
     return np.where(known_N, groups_N, alone_N)
 
@@ -143,10 +146,9 @@ def _parts(values: np.ndarray) -> tuple[list[tuple[str, np.ndarray]], int]:
     listed = ["(null)" if value is None else str(value) for value in values]
     texts = np.array(listed, dtype=object)
     # The most frequent values; of equally frequent ones the first in the alphabet.
-    names, counts = np.unique(listed, return_counts=True)
-    most_first = np.argsort(-counts, kind="stable")
-    most = names[most_first][:MOST_NAMES]
-    return [(str(name), texts == name) for name in most], len(names) - len(most)
+    counts = Counter(listed)
+    most = sorted(counts, key=lambda name: (-counts[name], name))[:MOST_NAMES]
+    return [(name, texts == name) for name in most], len(counts) - len(most)
 
 
 def _of_times(values_N: np.ndarray) -> list[tuple[str, np.ndarray]]:

@@ -42,6 +42,8 @@ class Judged:
 
     quality: Quality
     slices: tuple[SliceMetrics, ...]
+    left_out: int = 0
+    """Sources beside those of `slices`."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,9 @@ class Card:
 
     environment: report.Facts
 
+    trained: int | None = None
+    """Training images, of which `balance` shows shares. None: its sum, one class an image."""
+
 
 def html(card: Card) -> str:
     """The card as one HTML page, in the looks of the other reports."""
@@ -101,18 +106,20 @@ def _quality(card: Card) -> report.Block:
         judged.quality,
         f"On the split {judged.split}. {judged.caution}",
         tuple(facts),
-        (_by_source(judged.slices),) if judged.slices else (),
+        (_by_source(judged),) if judged.slices else (),
     )
 
 
-def _by_source(slices: tuple[SliceMetrics, ...]) -> report.Table:
-    names = list(slices[0].metrics)
+def _by_source(judged: Judged) -> report.Table:
+    names = list(judged.slices[0].metrics)
     rows = []
-    for part in slices:
+    for part in judged.slices:
         values = (quality_parts.value(name, part.metrics[name]) for name in names)
         rows.append((part.name, report.number(part.images), *values))
     columns = (("Source", ""), ("Images", "num"), *((name, "num") for name in names))
-    return report.Table("By source", columns, tuple(rows))
+    more = judged.left_out
+    note = f"{more:,} more source{'s' * (more > 1)}, later in the alphabet, are left out."
+    return report.Table("By source", columns, tuple(rows), note if more else "")
 
 
 def _data(card: Card) -> report.Block:
@@ -121,7 +128,8 @@ def _data(card: Card) -> report.Block:
     tables: list[report.Table] = []
     columns: tuple[tuple[str, str], ...]
     if card.balance:
-        total = sum(count for _, count in card.balance)
+        # An image has several tags, or none: their sum is not its number.
+        total = card.trained or sum(count for _, count in card.balance)
         rows = []
         for name, count in card.balance:
             rows.append((name, report.number(count), quality_parts.percent(count / total)))

@@ -27,7 +27,7 @@ import json
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ MANIFEST = "manifest.json"
 SEVERITY = "severity.json"
 MEMBERS = "members"  # of package.json: an ensemble's, without their weights
 OUTCOMES = "outcomes.npz"
+NOT_FINITE = "the model's answer is not finite"
 AGAIN = "Train and register again, with a lower train.lr"
 _FILES = ("package.json", "weights.safetensors", "reference.npz")
 # Of a file in the package: no part begins with a dot, so none is `..`.
@@ -269,6 +270,40 @@ class Package:
         decoded = decode_good(images, self.side_px, threads)
         predictions = self.predict_pixels(decoded.pixels_NHWC)
         return Attempt(predictions, decoded.good, decoded.errors, decoded.pixels_NHWC)
+
+    def attempt_finite(self, images: Sequence[Picture | None], threads: int = 2) -> Attempt:
+        """As `attempt`; an image without a finite answer is an error, NOT_FINITE.
+
+        Raises DataError for a model that has no finite answer to any image: not to noise, either.
+        """
+        try:
+            return self.attempt(images, threads)
+        except DataError:
+            bad = set(self._not_finite(images, range(len(images)), threads))
+            if len(bad) == len(images):
+                # A batch may be one image, which says nothing of the model. Noise does: images
+                # without contrast are what models divide by zero on.
+                shape = (1, self.side_px, self.side_px, 3)
+                self.predict_pixels(np.random.default_rng(0).integers(0, 256, shape, np.uint8))
+        good = [None if place in bad else image for place, image in enumerate(images)]
+        attempt = self.attempt(good, threads)
+        return replace(attempt, errors=attempt.errors | dict.fromkeys(sorted(bad), NOT_FINITE))
+
+    def _not_finite(
+        self, images: Sequence[Picture | None], places: Sequence[int], threads: int
+    ) -> list[int]:
+        """The places of images that have no finite answer alone, found by halves."""
+        try:
+            self.attempt([images[place] for place in places], threads)
+        except DataError:
+            if len(places) == 1:
+                return list(places)
+            half = len(places) // 2
+            return [
+                *self._not_finite(images, places[:half], threads),
+                *self._not_finite(images, places[half:], threads),
+            ]
+        return []
 
     def predict_pixels(self, pixels_NHWC: np.ndarray) -> Predictions:
         """Labels and scores of decoded images: uint8 RGB, upright, of the model's side.

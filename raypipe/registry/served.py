@@ -35,8 +35,8 @@ from raypipe.registry.package import Package
 class ServedImageModel(PythonModel):  # type: ignore[misc]
     """A column `image` in, one row an image out: see inputs.py and answers.py.
 
-    An image that does not decode is a row with `error`. A wrong call raises MlflowException, which
-    the REST server answers with 400 and one line.
+    An image that does not decode, or has no finite answer, is a row with `error`. A wrong call
+    raises MlflowException, which the REST server answers with 400 and one line.
     """
 
     def load_context(self, context: Any) -> None:
@@ -55,7 +55,7 @@ class ServedImageModel(PythonModel):  # type: ignore[misc]
             ask.check(self.package.task)
             threads = min(8, os.cpu_count() or 1)
             received = given(_values(model_input), self.addresses, threads)
-            attempt = self.package.attempt(received.images, threads)
+            attempt = self.package.attempt_finite(received.images, threads)
             return table(attempt, received.errors, self.package.task, ask)
         except RaypipeError as e:
             raise MlflowException.invalid_parameter_value(str(e)) from None

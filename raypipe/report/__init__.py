@@ -13,11 +13,11 @@ Fill in a `Page` (parts.py), then call `write(page, path)`. The design:
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from raypipe.files import write_atomic
 from raypipe.report.charts import (
     curves,
     front,
@@ -116,7 +116,5 @@ def render(page: Page) -> str:
 
 def write(page: Page, path: Path) -> Path:
     """Render the page to `path`. The write is atomic: readers see the old page or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(render(page), encoding="utf-8")
-    return unfinished.replace(path)
+    # A name from the command line may hold bytes that are no UTF-8: they become question marks.
+    return write_atomic(path, render(page).encode("utf-8", "replace"))

@@ -221,7 +221,9 @@ def residuals(true_N: np.ndarray, predicted_N: np.ndarray) -> Chart | None:
     together = np.concatenate([true_N, predicted_N])
     low, high = float(together.min()), float(together.max())
     if low == high:
-        low, high = low - 0.5, high + 0.5
+        # Beside a large number a half is nothing.
+        margin = max(0.5, 1e-3 * abs(low))
+        low, high = low - margin, high + margin
     stride = math.ceil(len(true_N) / MAX_DOTS)
     spots_N2 = np.stack([true_N, predicted_N], 1)[::stride]
     dots = _dots(1000 * (spots_N2 - low) / (high - low))
@@ -342,6 +344,8 @@ def _axis(values: Sequence[Any]) -> Axis | None:
         heights = {name: i / (len(names) - 1) for i, name in enumerate(names)}
         return Axis(heights, ", ".join(names))
     low, high = min(different), max(different)
+    if low == high:
+        return None  # 1 and 1.0 are one value, written in two ways
     scale = math.log if low > 0 and high / low > LOG_FACTOR else float
     length = scale(high) - scale(low)
     heights = {_key(value): (scale(value) - scale(low)) / length for value in different}
@@ -400,12 +404,15 @@ def _ticks(low: float, high: float, in_per_cent: bool = False) -> list[Tick]:
     # The multiples of the step. 1e-9: one that lies on an end counts, though rounding moved it.
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
+    # So many digits that neighbours differ: from 1,234,567 to 1,234,570 six are not enough.
+    largest = max(abs(low), abs(high))
+    digits = max(6, math.ceil(math.log10(largest / step)) + 2)
     ticks = []
     for k in range(first, last + 1):
         value = k * step
         # The margin of an axis may lie beyond: no share is 110 %.
         if in_per_cent and not 0 <= round(value, 9) <= 1:
             continue
-        label = f"{100 * value:g} %" if in_per_cent else f"{value:g}"
+        label = f"{100 * value:g} %" if in_per_cent else f"{value:.{digits}g}"
         ticks.append((100 * (value - low) / length, label))
     return ticks

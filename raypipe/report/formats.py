@@ -12,8 +12,19 @@ import numpy as np
 from PIL import Image
 
 from raypipe.errors import hidden
+from raypipe.images.decode import orientation
 
 THUMBNAIL_PX = 160
+# What turns an image upright, by its EXIF orientation.
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -28,18 +39,20 @@ def number(value: Any) -> str:
         return f"{value:,}"
     if not isinstance(value, float):
         return str(value)
-    if 1e4 <= abs(value) < 1e9:
-        text = f"{value:,.0f}"
-    else:
-        text = f"{value:.4g}".replace("e-0", "e-")
+    text = f"{value:,.0f}" if _is_large(value) else f"{value:.4g}".replace("e-0", "e-")
     # The sign becomes a minus sign. An exponent keeps its hyphen, because people copy it.
     return text.replace("-", MINUS, 1) if value < 0 else text
+
+
+def _is_large(value: float) -> bool:
+    """Would four digits be an exponent? 9999.6 rounds to 10,000."""
+    return 9999.5 <= abs(value) < 1e9
 
 
 def cell(value: Any) -> str:
     """Any value of a result as one line of text, without credentials."""
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:.0f}" if _is_large(value) else f"{value:.4g}"
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {cell(v)}" for k, v in value.items()) or "–"
     if isinstance(value, (list, tuple)):
@@ -54,7 +67,10 @@ def chance(p: float) -> str:
     """Format a p-value without an exponent, to two significant digits.
 
     0 is shown as "≈ 0": no permutation of the test was as extreme. That is not "< 0.000001".
+    NaN is "–": whoever compares with it would read the smallest of all.
     """
+    if math.isnan(p):
+        return "–"
     if p >= 1e-6:
         decimals = max(2, 1 - math.floor(math.log10(p)))
         return f"{p:.{decimals}f}"
@@ -87,13 +103,18 @@ def thumbnail(image: bytes) -> str | None:
 
 
 def _shrunk(image: bytes) -> Image.Image:
-    """Decode an image to 8-bit gray or RGB of at most THUMBNAIL_PX a side."""
+    """Decode an image to 8-bit gray or RGB of at most THUMBNAIL_PX a side: upright, on white."""
     picture: Image.Image = Image.open(io.BytesIO(image), formats=("JPEG", "PNG", "WEBP"))
+    turn = TURNS.get(orientation(picture))
     if picture.mode.startswith("I"):
         # 16-bit gray of industrial cameras: convert() would clip it to white, so scale it.
         gray = np.asarray(picture, np.float32)
         scale = 255 / max(1.0, gray.max())
         picture = Image.fromarray((gray * scale).astype(np.uint8))
+    elif picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
+        # Colours under alpha are arbitrary; models see white there, too.
+        above = picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", above.size, "white"), above)
     picture = picture.convert("L" if picture.mode == "L" else "RGB")
     picture.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX))
-    return picture
+    return picture if turn is None else picture.transpose(turn)

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import ray
 
-from raypipe.errors import ConfigError
+from raypipe.cluster.resources import resources_by_node, room_for
+from raypipe.errors import ClusterError, ConfigError
 from raypipe.feed.dataset import Pinned
 from raypipe.search import refit, starts
 from raypipe.search.schedulers import pbt
@@ -77,7 +78,21 @@ def check(
         refit.check_splits(job, cfg, pinned)
     check_start(job)
     plan_resources(job, cfg, resources, cfg.samples * len(space.cells))
+    if gpu and job.train.workers == 1:
+        _require_gpus(cfg.gpus_per_trial, resources)
     return cfg, space
+
+
+def _require_gpus(each: float, resources: Mapping[str, float]) -> None:
+    """Raise ClusterError if no node has the GPUs of a trial: Tune would wait without a word."""
+    # Without a cluster that is joined, it is as if all were on one node.
+    if not room_for(resources_by_node() or [resources], each)[0]:
+        raise ClusterError(
+            "No node of the cluster has the GPUs of a trial",
+            got=f"search.gpus_per_trial={each:g}, the cluster has {resources.get('GPU', 0):g}",
+            rule="A trial has a part of one GPU, or whole ones of one node, and a CPU there",
+            fix="Set search.gpus_per_trial=1",
+        )
 
 
 def one_worker(job: TrainJob) -> TrainJob:

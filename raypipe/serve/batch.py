@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from raypipe.config import RunConfig, Section, key_of
 from raypipe.errors import DataError, Unreachable
@@ -63,8 +63,8 @@ class PredictConfig(Section):
     """Images that one worker predicts at a time. It bounds the memory of a worker."""
 
     gpus: float = Field(default=0, ge=0)
-    """GPUs of each worker, 0.5 for two workers on one. 0: predict on CPUs, by as many workers as
-    the cluster has."""
+    """GPUs of each worker, 0.5 for two workers on one; above 1 a whole number. 0: predict on CPUs,
+    by as many workers as the cluster has."""
 
     follow: Literal["once", "always"] | None = None
     """`always`: go on with the table's new versions until SIGTERM, with since=last. `once`: end
@@ -73,6 +73,13 @@ class PredictConfig(Section):
     latency_s: float = Field(default=10, gt=0)
     """With follow: seconds from a commit to the table until its predictions are committed, if
     the workers can keep up."""
+
+    @field_validator("gpus")
+    @classmethod
+    def _whole_above_one(cls, gpus: float) -> float:
+        if gpus > 1 and gpus != int(gpus):
+            raise ValueError("a worker has a part of one GPU, or whole ones. Take 1 or 2")
+        return gpus
 
 
 @dataclass(frozen=True)

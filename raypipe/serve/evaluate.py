@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raypipe.models.tasks import NUMERIC, Task
-from raypipe.registry.package import Package, Predictions
-from raypipe.serve.predicted_rows import NOT_FINITE, attempted
+from raypipe.registry.package import NOT_FINITE, Package, Predictions
+from raypipe.serve.predicted_rows import attempted
 from raypipe.serve.shared_package import share
 from raypipe.tables import label_column, scan
 from raypipe.tables.table import ImageTable, TableVersion

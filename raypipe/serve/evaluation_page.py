@@ -82,6 +82,8 @@ def _slices(found: Evaluation) -> report.Block:
     says = f"{worse} of {len(whole.slices)} slices are worse than all images beyond chance."
     if not worse:
         says = f"None of {len(whole.slices)} slices is worse than all images beyond chance."
+    if not whole.slices:
+        says = f"There is no slice of {whole.least} images or more."
     unit = f"groups by {found.grouped_by}" if found.grouped_by else "images"
     note = (
         f"Bootstrap over {unit}. The intervals hold together with 95 %: with more slices each is "

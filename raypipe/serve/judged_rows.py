@@ -16,8 +16,8 @@ import torch
 from raypipe.images import decode, measure
 from raypipe.models import metrics
 from raypipe.models.tasks import NUMERIC, Task
-from raypipe.registry.package import Attempt, Package
-from raypipe.serve.predicted_rows import vectors
+from raypipe.registry.package import NOT_FINITE, Attempt, Package
+from raypipe.serve.predicted_rows import attempted, vectors
 from raypipe.tables import label_column
 from raypipe.tables.table import Columns
 
@@ -46,13 +46,17 @@ def judged(
     labels = label_column.read(batch[names.label], task.kind, names.label).to_pylist()
     labelled = [i for i, label in enumerate(labels) if label is not None]
     images = batch[names.image].take(pa.array(labelled, pa.int64())).to_pylist()
-    attempt = package.attempt(images, threads=1)
+    ids = batch[names.id].cast(pa.string())
+    attempt = attempted(package, images, ids.take(pa.array(labelled, pa.int64())).to_pylist(), 1)
     places = [labelled[i] for i in attempt.good]
 
     # Every row of the batch has its place: judged, or skipped for a reason.
     skipped: list[str | None] = ["without a label"] * len(labels)
     for i in labelled:
         skipped[i] = "do not decode"
+    for i, why in attempt.errors.items():
+        if why == NOT_FINITE:
+            skipped[labelled[i]] = "without a finite answer"
     for place in places:
         skipped[place] = None
     # The surest mistakes of the batch: those of all batches are among them.
@@ -63,7 +67,7 @@ def judged(
         png[places[n]] = decode.encode_png(attempt.pixels_NHWC[n])
 
     made = {
-        "id": batch[names.id].cast(pa.string()),
+        "id": ids,
         "label": pa.array(labels, pa.string()),
         "skipped": pa.array(skipped, pa.string()),
         "scores": vectors(attempt.predictions.scores_NC, np.array(places, np.int64), len(labels)),

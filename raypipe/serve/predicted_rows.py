@@ -7,13 +7,12 @@ so a prediction has exactly the rows of the table that it predicts.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from raypipe.errors import DataError, RaypipeError, one_line
+from raypipe.errors import RaypipeError, one_line
 from raypipe.images import decode, measure
 from raypipe.images.measure import LOOKS
 from raypipe.registry.package import Attempt, Package
@@ -59,7 +58,6 @@ SCHEMA = pa.schema(
 )
 # Equal in all rows of a part. They say which parts of which predictions a table has.
 CONSTANT = ("line", "key", "base", "version", "state", "rows", "part", "gone")
-NOT_FINITE = "the model's answer is not finite"
 GONE = "gone: not in the table any more"
 # What differs from row to row; the rest is the same in all rows of a part.
 OF_ROWS = (
@@ -107,27 +105,13 @@ def attempted(
 ) -> Attempt:
     """What the model says; an image that it has no finite answer to is an error, like a broken one.
 
-    Raises for a model whose code fails, and for one that has no finite answer to any image.
+    Raises for a model whose code fails, and for one that has no finite answer to any image, as
+    Package.attempt_finite does.
     """
     try:
-        return package.attempt(images, threads)
-    except DataError as e:
-        bad = [place for place, image in enumerate(images) if not _is_finite(package, image)]
-        if len(bad) == len(images):
-            raise _naming(e, package, images, names) from e
+        return package.attempt_finite(images, threads)
     except RaypipeError as e:
         raise _naming(e, package, images, names) from e
-    good = [None if place in bad else image for place, image in enumerate(images)]
-    attempt = package.attempt(good, threads)
-    return replace(attempt, errors=attempt.errors | dict.fromkeys(bad, NOT_FINITE))
-
-
-def _is_finite(package: Package, image: bytes | None) -> bool:
-    try:
-        package.attempt([image], 1)
-    except DataError:
-        return False
-    return True
 
 
 def _naming(

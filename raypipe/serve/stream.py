@@ -124,7 +124,8 @@ class _Stream:
         again.
         """
         self._failures += 1
-        again_s: float = min(MOST_RETRY_S, 2.0**self._failures)
+        # The exponent has an end: the table may be away for days.
+        again_s: float = min(MOST_RETRY_S, 2.0 ** min(self._failures, 10))
         reason = one_line(error)
         if reason != self._said:
             self._calls.say(f"The stream waits, and tries again: {reason}")

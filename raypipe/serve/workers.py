@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import ray
 
+from raypipe.cluster.resources import resources_by_node, room_for
 from raypipe.cluster.tasks import result
 from raypipe.errors import ClusterError, without_secrets
 from raypipe.serve.pieces import Piece
@@ -127,11 +128,12 @@ def _cpu_pool(reading: Reading, shared: SharedPackage) -> _Pool:
 
 def require_gpus(gpus: float) -> None:
     """Raise ClusterError if no worker can have so many GPUs."""
-    have = ray.cluster_resources().get("GPU", 0)
-    if gpus > have:
+    if gpus and not room_for(resources_by_node(), gpus)[0]:
+        have = ray.cluster_resources().get("GPU", 0)
         raise ClusterError(
             "No node of the cluster has so many GPUs",
             got=f"predict.gpus={gpus:g}, the cluster has {have:g}",
+            rule="A worker has its GPUs on one node, and a CPU there",
             fix="Set predict.gpus=0 to predict on CPUs",
         )
 
@@ -139,9 +141,7 @@ def require_gpus(gpus: float) -> None:
 def _gpu_pool(reading: Reading, shared: SharedPackage, gpus: float) -> _Pool:
     """An actor for each share of a GPU; each has as many CPUs, to decode with."""
     require_gpus(gpus)
-    have = ray.cluster_resources()
-    count = int(have.get("GPU", 0) / gpus)
-    cpus = max(1, int(have.get("CPU", 1)) // count)
+    count, cpus = room_for(resources_by_node(), gpus)
     # Two calls at a time: one decodes while the other computes.
     cls = ray.remote(num_gpus=gpus, num_cpus=cpus, max_concurrency=2, max_restarts=3)(_OnGpu)
     options = {"max_task_retries": 3}

@@ -8,7 +8,8 @@ ROOT/feedback   one row for each label that came back; for a request the last on
 
 Several replicas write to it.
 An append goes directly on the version that was read (commits.py); if another commit came first, the
-ids of the images are read again, and those that are there by now are left out.
+ids of its images are read, and those that are there by now are left out. Files whose ids are known
+are not opened again: two replicas that write in turns would else read the whole table each time.
 """
 
 from __future__ import annotations
@@ -86,8 +87,10 @@ class RequestLog:
 
     tables: RequestTables
     options: dict[str, str] | None = None
+    # The ids that are there, at which version, and the files that they were read from.
     _known: set[bytes] = field(default_factory=set)
     _known_at: int = -1
+    _files: dict[str, bytes] = field(default_factory=dict)
 
     def add(
         self, images: Mapping[str, Mapping[str, Any]], answers: Sequence[Mapping[str, Any]]
@@ -138,7 +141,7 @@ class RequestLog:
     def _new(self, images: Mapping[str, Mapping[str, Any]], base: DeltaTable | None) -> pa.Table:
         """The rows of images that the table lacks."""
         if base is not None and base.version() != self._known_at:
-            self._known = self._ids(base.version())
+            self._learn(base.version())
             self._known_at = base.version()
         # Each image once, however often and to whichever replica it was sent.
         rows = []
@@ -149,10 +152,19 @@ class RequestLog:
             rows.append({**image, **names, "source": "requests", "bytes": len(image["image"])})
         return pa.Table.from_pylist(rows, IMAGES)
 
-    def _ids(self, version: int) -> set[bytes]:
+    def _learn(self, version: int) -> None:
+        """Know the ids of this version."""
         table = ImageTable(self.tables.images, storage_options=self.options)
-        ids = scan.rows(table, table.pin(version), ["image_id"], {})["image_id"]
-        return {_short(name) for name in ids.to_pylist()}
+        pinned = table.pin(version)
+        files = table.snapshot(pinned).paths(table.uri)
+        # Rows were deleted, or files rewritten: what was there may be gone.
+        if any(files.get(path) != rows for path, rows in self._files.items()):
+            self._known, self._files = set(), {}
+        groups, _ = scan.plan(table, pinned, only=files.keys() - self._files.keys())
+        _, parts = scan.numbered(table, pinned, ["image_id"], only=groups)
+        for rows, _ in parts:
+            self._known |= {_short(name) for name in rows["image_id"].to_pylist()}
+        self._files = files
 
 
 def _short(sha256: str) -> bytes:

@@ -73,6 +73,7 @@ def card(
         ),
         data=_data(job, pinned),
         balance=() if is_number else _balance(job, pinned),
+        trained=None if is_number else sum(_by_label(job, pinned).values()),
         quantiles=_quantiles(job, pinned) if is_number else (),
         judged=judged(job, pinned, unseen, looks),
         calibrated=str(unseen.calibrated or ""),
@@ -135,9 +136,7 @@ def _data(job: TrainJob, pinned: Pinned) -> report.Facts:
 
 def _balance(job: TrainJob, pinned: Pinned) -> tuple[tuple[str, int], ...]:
     """Training images by class or tag, most first, whatever the feed drew of them."""
-    labels = pinned.columns.labels
-    assert isinstance(labels, Labels)
-    by_label = labels.counts(pinned.columns.chosen(pinned.parts(job.feed.train)))
+    by_label = _by_label(job, pinned)
     if pinned.task.kind != "multi_label":
         return tuple(Counter(by_label).most_common())
     by_tag: Counter[str] = Counter()
@@ -145,6 +144,13 @@ def _balance(job: TrainJob, pinned: Pinned) -> tuple[tuple[str, int], ...]:
         for tag in tags(label):
             by_tag[tag] += images
     return tuple(by_tag.most_common())
+
+
+def _by_label(job: TrainJob, pinned: Pinned) -> dict[str, int]:
+    """Training images by their whole label; of several tags that is all of them."""
+    labels = pinned.columns.labels
+    assert isinstance(labels, Labels)
+    return labels.counts(pinned.columns.chosen(pinned.parts(job.feed.train)))
 
 
 def _quantiles(job: TrainJob, pinned: Pinned) -> tuple[tuple[str, float], ...]:
@@ -169,11 +175,13 @@ def judged(job: TrainJob, pinned: Pinned, unseen: Unseen, looks: int = 0) -> Jud
     task, scores_NC = pinned.task, unseen.reference.scores_NC
     targets_NC = task.targets(torch.tensor(unseen.labels_N)).numpy()
     everything = np.ones(len(scores_NC), bool)
+    slices, left_out = _slices(job, pinned, unseen)
     return Judged(
         split=unseen.split,
         caution=_sample(pinned, unseen) + _caution(job, pinned, unseen, looks),
         quality=quality(task, scores_NC, targets_NC, _metrics(pinned, unseen, everything)),
-        slices=_slices(job, pinned, unseen),
+        slices=slices,
+        left_out=left_out,
     )
 
 
@@ -217,12 +225,13 @@ def _metrics(pinned: Pinned, unseen: Unseen, inside_N: np.ndarray) -> dict[str, 
     return {name.removeprefix("val_"): value for name, value in found.items()}
 
 
-def _slices(job: TrainJob, pinned: Pinned, unseen: Unseen) -> tuple[SliceMetrics, ...]:
-    """The metrics by source; () where the table has no such column, or only one source."""
+def _slices(job: TrainJob, pinned: Pinned, unseen: Unseen) -> tuple[tuple[SliceMetrics, ...], int]:
+    """The metrics by source, and how many sources are left out; none where the table has no such
+    column, or only one source."""
     columns = pinned.table.columns
     known = {field.name for field in pinned.table.at(pinned.version).schema().fields}
     if not {columns.source, columns.id} <= known:
-        return ()
+        return (), 0
     wanted = pinned.rows_of(unseen.split)
     judged = pa.array(sorted(set(unseen.reference.ids)), pa.string())
     sources: dict[str, str | None] = {}
@@ -238,13 +247,13 @@ def _slices(job: TrainJob, pinned: Pinned, unseen: Unseen) -> tuple[SliceMetrics
     # One source is the whole split, which the card shows anyway.
     names = sorted(set(of_row.tolist()) - {""})
     if len(names) < 2:
-        return ()
+        return (), 0
     parts = []
     for name in names[:MOST_SLICES]:
         inside_N = of_row == name
         found = _metrics(pinned, unseen, inside_N)
         parts.append(SliceMetrics(name, int(inside_N.sum()), found))
-    return tuple(parts)
+    return tuple(parts), len(names) - len(parts)
 
 
 def _licences(models: Sequence[ModelConfig]) -> tuple[tuple[str, str, str], ...]:

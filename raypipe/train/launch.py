@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING
 import ray
 
 from raypipe.cluster import ray_private
-from raypipe.cluster.connect import connect, nodes, resources_by_node
+from raypipe.cluster.connect import connect, nodes
 from raypipe.cluster.folder import require_shared
+from raypipe.cluster.resources import resources_by_node
 from raypipe.errors import ClusterError, RaypipeError, one_line
 from raypipe.feed.feed import await_decoded
 from raypipe.train import checkpoint, elastic, spark_place

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from raypipe.cluster.connect import resources_by_node
+from raypipe.cluster.resources import resources_by_node
 from raypipe.config import replace
 from raypipe.train.job import TrainJob
 

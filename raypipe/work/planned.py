@@ -15,8 +15,8 @@ from raypipe.work.tables import Table
 class Planned(Result):
     """The plan of a verb. price: None where the node type is not known.
 
-    most: the parts are an upper bound, because a rule may end the verb earlier. missing: what of
-    the verb is not estimated.
+    most: the parts are an upper bound of theirs, because a rule may end the verb earlier. missing:
+    what of the verb is not estimated.
     """
 
     verb: str
@@ -28,14 +28,21 @@ class Planned(Result):
     calibration_s: float = 0.0
     """Seconds that were spent on measurements."""
 
+    @property
+    def is_upper_bound(self) -> bool:
+        """Is it one of the whole verb?"""
+        return self.most and not self.missing
+
     def facts(self) -> Facts:
         facts = dict(self.what)
         if self.parts:
             whole = estimate.total(self.parts)
             facts["takes"] = (
-                f"{'at most' if self.most else 'about'} {duration(whole.seconds)}, "
+                f"{'at most' if self.is_upper_bound else 'about'} {duration(whole.seconds)}, "
                 f"{whole.cpu_s:,.0f} CPU seconds, {whole.device_s:,.0f} device seconds"
             )
+            if self.missing:
+                facts["takes"] += ", without what is not estimated"
             facts["costs"] = "unknown: say on what it runs, as in cost.node=g5.xlarge"
             if self.price is not None:
                 facts["costs"] = f"${self.price.usd(whole.seconds):,.2f} on {self.price}"
@@ -55,7 +62,7 @@ class Planned(Result):
             "cpu_s": whole.cpu_s if whole else None,
             "device_s": whole.device_s if whole else None,
             "usd": usd,
-            "is_upper_bound": self.most,
+            "is_upper_bound": self.is_upper_bound,
             "parts": [asdict(part) for part in self.parts],
             "not_estimated": self.missing,
             "calibration_s": self.calibration_s,

@@ -97,7 +97,8 @@ class Told(Result):
 
     def facts(self) -> Facts:
         counts = Counter(row.kind for row in self.rows)
-        facts: Facts = {self.store.alias: f"{self.store.model}/{self.in_use}"}
+        held = "none" if self.in_use is None else f"{self.store.model}/{self.in_use}"
+        facts: Facts = {self.store.alias: held}
         facts |= {name: counts[kind] for kind, name in _PLURAL.items()}
         if self.altered:
             facts["changed afterwards"] = list(self.altered)

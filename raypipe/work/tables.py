@@ -141,5 +141,7 @@ def limits(done: RetrainResult) -> Table | None:
 
 
 def p_text(p: float) -> str:
-    """A p-value for people: three digits, and never a bare 0."""
+    """A p-value for people: three digits, and never a bare 0. NaN is "–"."""
+    if math.isnan(p):
+        return "–"
     return f"{p:.3g}" if p >= 1e-6 else "< 1e-6"

@@ -156,6 +156,24 @@ def test_cpu_nodes_take_what_was_measured_here() -> None:
     assert found.source == "measured here"
 
 
+def test_decoding_and_computing_share_the_cores_of_a_cpu_node() -> None:
+    """The slower of the two counted, as if the other one were done elsewhere."""
+    streamed = Model(flops=24.3e9, activations=86e6, frozen=False, cached=False)
+    found = offer("m7i.xlarge", streamed)
+    loop = 10 * (1000 * (0.02 + 0.002) + 200 * (0.004 + 0.002)) / 4
+    assert found.trial_usd == pytest.approx(loop * 0.2016 / 3600)
+    assert found.million_usd == pytest.approx(1e6 * (0.004 + 0.002) / 4 * 0.2016 / 3600)
+
+
+def test_a_machine_with_a_gpu_tells_nothing_of_cpu_nodes() -> None:
+    """The CPU seconds of a step on a GPU are those that start its kernels: a node without one
+    looked cheapest."""
+    on_gpu = Rates(**{**vars(RATES_HERE), "device": "NVIDIA H100"})
+    found = offer("m7i.xlarge", rates=on_gpu)
+    assert found.run_s is None and found.source == "measured on a GPU here"
+    assert offer("p3.2xlarge", rates=on_gpu).run_s is not None
+
+
 def test_the_cheapest_run_comes_first_and_unknown_nodes_are_refused() -> None:
     found = compare.offers(list(NODES), CostConfig(), COUNTS, 10, MODEL, RATES_HERE)
     prices = [one.run_usd for one in found if one.run_usd is not None]

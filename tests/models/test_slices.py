@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -75,3 +77,16 @@ def test_of_many_texts_the_most_frequent_are_parts_and_the_others_are_counted() 
     found = sliced(np.ones(2001), {"x": texts}, higher_is_better=True)
     assert len(found.slices) == 30 and found.left_out == 20
     assert max(found.slices, key=lambda part: part.images).name == "t0"
+
+
+def test_one_long_text_does_not_make_all_as_large() -> None:
+    """As an array each text takes as much as the longest: 5,000 of 20,000 letters were 400 MB."""
+    texts = np.array(["x" * 20_000, *("ab"[n % 2] for n in range(4999))], dtype=object)
+    right_N = np.ones(len(texts))
+    tracemalloc.start()
+    found = sliced(right_N, {"notes": texts}, higher_is_better=True, group_N=texts)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 100e6
+    assert {(part.name, part.images) for part in found.slices} == {("a", 2500), ("b", 2499)}
+    assert {part.groups for part in found.slices} == {1} and found.left_out == 1

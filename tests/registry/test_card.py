@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import numpy as np
@@ -60,6 +61,22 @@ def test_every_task_has_its_whole_card(kind: Kind) -> None:
     assert ("Below the dotted line" in page) == (kind != "regression")
     assert ("On the dotted line a prediction is its label" in page) == (kind in NUMERIC)
     assert "By source" in page and "By source" in text
+
+
+def test_the_share_of_a_tag_is_of_the_images() -> None:
+    """It was of all tags together: of 100 images a tag on 80 of them had 57.1 %."""
+    tagged = replace(card("multi_label"), balance=(("a", 80), ("b", 60)), trained=100)
+    assert "| a | 80 | 80.0 % |" in markdown(tagged) and "| b | 60 | 60.0 % |" in markdown(tagged)
+    one = replace(card("single_label"), balance=(("a", 80), ("b", 20)))
+    assert "| a | 80 | 80.0 % |" in markdown(one)
+
+
+def test_sources_that_are_left_out_are_said() -> None:
+    """The card of a table of a hundred cameras had thirty of them, without a word."""
+    whole = card("single_label")
+    cut = replace(whole, judged=replace(whole.judged, left_out=70))
+    assert "70 more sources, later in the alphabet, are left out." in markdown(cut)
+    assert "left out" not in markdown(whole)
 
 
 def test_names_of_users_are_text_and_never_markup() -> None:

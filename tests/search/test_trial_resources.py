@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from raypipe.config import replace, validate
 from raypipe.errors import ClusterError, ConfigError
 from raypipe.job import Job
+from raypipe.search import feasible
 from raypipe.search.trials.trial_resources import (
     TrialResources,
     at_once,
@@ -103,3 +104,26 @@ def test_no_more_run_side_by_side_than_there_is_room_for() -> None:
 def test_trials_that_share_a_gpu_share_its_memory() -> None:
     assert share(replace(JOB, {"search.gpus_per_trial": 0.25})) == 0.25
     assert share(replace(JOB, {"search.gpus_per_trial": 2})) == share(JOB) == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "each", "fits"),
+    [
+        ([(8, 1)], 0.5, True),
+        ([(8, 1)], 2, False),
+        ([(8, 1), (8, 1)], 2, False),
+        ([(8, 4)], 2, True),
+    ],
+)
+def test_a_trial_whose_gpus_no_node_has_is_refused(
+    nodes: list[tuple[int, int]], each: float, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tune waited for two GPUs where each node has one, and said nothing."""
+    listed = [{"CPU": float(cpus), "GPU": float(gpus)} for cpus, gpus in nodes]
+    monkeypatch.setattr(feasible, "resources_by_node", lambda: listed)
+    together = {"CPU": 8.0, "GPU": float(sum(gpus for _, gpus in nodes))}
+    if fits:
+        feasible._require_gpus(each, together)
+        return
+    with pytest.raises(ClusterError, match="No node of the cluster has the GPUs of a trial"):
+        feasible._require_gpus(each, together)

@@ -87,7 +87,7 @@ def test_a_challenger_that_leaves_and_a_problem_that_is_over_are_told(tmp_path: 
 
 def test_a_replica_that_was_replaced_is_not_heard_for_ever(tmp_path: Path) -> None:
     """After a promotion the console told its version and the new one, in turns, every second."""
-    time, said, told = [0.0], list[str](), {"champion": "m/1"}
+    time, said, told = [0.0], list[str](), {"champion": ["m/1"]}
     run = RunConfig(name="m", dir=str(tmp_path))
     registry = Registry(run, RegistryConfig(), ServeConfig(follow_s=2), lambda: time[0])
 

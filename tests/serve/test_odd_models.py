@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from PIL import Image
 
 from raypipe.config import RunConfig
@@ -27,9 +28,14 @@ pytestmark = pytest.mark.usefixtures("ray_session")
 
 def odd(registered: Registered, how: str, folder: Path) -> ModelVersion:
     name = "file:tests.serve.odd_models:net"
-    options = {"how": how}
+    options = {"how": "nan" if how == "huge" else how}
     cfg = ModelConfig(name=name, options=options, pretrained=False, mode="finetune", side_px=32)
     model = ImageModel(cfg, len(CLASSES)).eval()
+    if how == "huge":
+        # Each weight is a number, and no answer is.
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.fill_(3e38)
     reference = Reference(np.zeros((4, 3)), np.full((4, 3), 1 / 3), tuple("wxyz"))
     built = package.build(folder / how, model, cfg, CLASSES, reference, {})
     return registered.another(f"odd-{how}", built)
@@ -82,8 +88,16 @@ def test_a_model_without_a_finite_answer_writes_no_row(
     registered: Registered, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=r"not finite; image 'the white one' alone"):
-        predicted(registered, "nan", tmp_path, others=0)
+        predicted(registered, "huge", tmp_path, others=0)
     assert not (tmp_path / "predictions").exists()
+
+
+def test_an_image_that_gives_nan_may_be_alone_in_its_batch(
+    registered: Registered, tmp_path: Path
+) -> None:
+    """The 65th of 65 images, or the only new one of a stream, which it stopped for ever."""
+    done = predicted(registered, "nan", tmp_path, others=0)
+    assert (done.images, done.broken) == (1, 1)
 
 
 @pytest.mark.slow

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from raypipe import report
+from raypipe.images import decode as images
 from raypipe.report import (
     Check,
     Cleaning,
@@ -33,6 +34,7 @@ from raypipe.report import (
     Trial,
     charts,
 )
+from raypipe.work.tables import p_text
 
 HOSTILE = "<script>alert('x')</script>\"'><img src=https://evil.example/x.png onerror=alert(1)>"
 SECTIONS = {
@@ -273,6 +275,24 @@ def test_sixteen_bit_gray_is_scaled_and_not_clipped_to_white() -> None:
     assert 100 < pixels.mean() < 155
 
 
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_a_thumbnail_stands_as_the_model_saw_it(turn: int) -> None:
+    """Photographs of a phone lay on their side, and a transparent ground was black."""
+    noise = np.random.default_rng(0).integers(0, 256, (12, 20, 3), np.uint8)
+    photo = Image.fromarray(noise).resize((100, 60), Image.Resampling.NEAREST)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = turn
+    photo.save(buffer := io.BytesIO(), "png", exif=exif)
+    seen_HWC = images.decode(buffer.getvalue())
+    shown_HWC = np.asarray(decode(report.thumbnail(buffer.getvalue()) or ""))
+    assert shown_HWC.shape == seen_HWC.shape
+    assert np.abs(shown_HWC.astype(int) - seen_HWC).mean() < 10
+
+    clear = Image.new("RGBA", (30, 30), (0, 0, 0, 0))
+    clear.save(buffer := io.BytesIO(), "png")
+    assert np.asarray(decode(report.thumbnail(buffer.getvalue()) or "")).min() == 255
+
+
 def decode(uri: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
 
@@ -286,6 +306,18 @@ def test_equal_input_gives_equal_bytes_and_write_leaves_only_the_page(
     report.write(page, path)
     assert path.read_bytes() == first == report.render(page).encode()
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_name_that_is_no_utf_8_costs_no_page_and_leaves_nothing_beside_it(
+    page: Page, tmp_path: Path
+) -> None:
+    """A byte of the command line that is no UTF-8: the search was over, and its page an error."""
+    odd = replace(page, header=replace(page.header, title="runs/\udcff"))
+    assert "runs/?" in report.write(odd, tmp_path / "report.html").read_text("utf-8")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        report.write(page, tmp_path / "folder")
+    assert {path.name for path in tmp_path.iterdir()} == {"report.html", "folder"}
 
 
 def test_a_page_with_48_photographs_stays_below_3_mb(page: Page) -> None:
@@ -380,6 +412,28 @@ def test_parallel_coordinates_show_what_was_tried_and_the_best_on_top(sign: int)
     assert charts.parallel(Search("loss", (Trial(1, "a", {"train.lr": 0.1}, 0.5, 1),))) is None
 
 
+def test_ticks_of_large_numbers_differ_and_equal_ones_are_a_chart() -> None:
+    """Labels from 1,234,567 to 1,234,570 were all 1.23457e+06, and one label of 1e17 an error."""
+    labels_N = np.array([1234567.0, 1234570.0])
+    drawing = charts.residuals(labels_N, labels_N)
+    assert drawing is not None
+    labels = [label for _, label in drawing.x_ticks]
+    assert "1234568" in labels and len(set(labels)) == len(labels)
+    alike_N = np.array([1e17, 1e17])
+    drawing = charts.residuals(alike_N, alike_N)
+    assert drawing is not None and "nan" not in drawing.lines[0][2]
+    # What was short stays short.
+    assert [label for _, label in charts._ticks(0, 1)] == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
+
+
+def test_one_value_written_in_two_ways_is_no_axis() -> None:
+    """`choice(0, .1)` drew 0, and search.start said 0.0: the page ended in a ZeroDivisionError."""
+    rows = [
+        Trial(i, f"trial {i}", {"model.dropout": one}, 0.5 + i, 1) for i, one in enumerate((0, 0.0))
+    ]
+    assert charts.parallel(Search("val_accuracy", tuple(rows))) is None
+
+
 def test_a_search_says_what_it_saved_and_what_decided(page: Page) -> None:
     html = report.render(Page(page.header, search=tried()))
     assert (
@@ -423,10 +477,15 @@ def test_a_histogram_holds_every_image_once() -> None:
         (report.chance(0.0000234), "0.000023"),
         (report.chance(0.0412), "0.041"),
         (report.chance(1.0), "1.00"),
+        (report.chance(float("nan")), "–"),
+        (p_text(float("nan")), "–"),
         (report.points(0.142), "+14.2"),
         (report.points(-0.0041), "\N{MINUS SIGN}0.4"),
         (report.points(-0.0001), "+0.0"),
         (report.number(1234567), "1,234,567"),
+        (report.number(9999.6), "10,000"),
+        (report.cell(12345.678), "12346"),
+        (report.cell({"least": 9999.6, "most": 1e9}), "least 10000, most 1e+09"),
         (report.number(1e-05), "1e-5"),
         (report.number(-0.000123456), "\N{MINUS SIGN}0.0001235"),
         (report.number(True), "True"),

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from raypipe.config import validate
+from raypipe.costs.estimate import Part
 from raypipe.job import Job
 from raypipe.registry import tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.work import verbs
+from raypipe.work.planned import Planned
 from raypipe.work.results.models import Registered
 
 
@@ -81,3 +83,13 @@ def test_the_file_of_a_training_names_the_table_of_moves() -> None:
     # A folder that may be moved has no address in it.
     local = validate(Job, {"table": {"uri": "unused"}})
     assert verbs._with_moves(local).registry.moves is None
+
+
+def test_what_is_not_estimated_is_in_no_upper_bound() -> None:
+    """A dry run said `at most 40 min`, and below it that the refit is not estimated."""
+    part = Part("trials", 2400.0, 4800.0, 2400.0)
+    whole, lacks = (Planned("tune", {}, (part,), True, missing) for missing in ("", "the refit"))
+    assert whole.facts()["takes"].startswith("at most 40 min") and whole.summary()["is_upper_bound"]
+    assert lacks.facts()["takes"].startswith("about 40 min")
+    assert lacks.facts()["takes"].endswith("without what is not estimated")
+    assert not lacks.summary()["is_upper_bound"]

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 
 from raypipe.registry.moves import Move
-from raypipe.report import Folded
+from raypipe.report import Event, Folded
 from raypipe.tables.appended import COMMIT
 from raypipe.work.proof import timeline
 from raypipe.work.proof.timeline import Happened
@@ -99,3 +99,11 @@ def test_rows_without_a_time_or_with_a_broken_one_stay() -> None:
     merged = timeline.merge(rows, [decided("d", 0)], [])
     assert sorted(keys(merged)) == ["a", "b", "d"]
     assert all(event for event in timeline.events(merged))
+
+
+def test_a_time_of_another_zone_is_told_in_utc() -> None:
+    """The page said 03:30 UTC, where it was 01:30."""
+    row = timeline.check({"key": "a", "checked_at": "2026-11-01T03:30:00+02:00"})
+    [event] = timeline.events([row])
+    assert isinstance(event, Event) and event.at == "2026-11-01 01:30 UTC"
+    assert timeline.time_of("0001-01-01T00:00:00+02:00") is None

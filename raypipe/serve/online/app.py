@@ -29,6 +29,7 @@ from raypipe.images.decode import BadImage
 from raypipe.serve.online import body as body_bytes
 from raypipe.serve.online import feedback, openapi
 from raypipe.serve.online.batching import Batcher, Outcome
+from raypipe.serve.online.front import in_header
 from raypipe.serve.online.limits import Refused, Room
 from raypipe.serve.online.metrics import CONTENT_TYPE, Metrics
 from raypipe.serve.online.models import Models, Role
@@ -115,7 +116,7 @@ class _Handlers:
         return Response(
             json.dumps(body, ensure_ascii=False),
             media_type="application/json",
-            headers={"x-model-version": outcome.version},
+            headers={"x-model-version": in_header(outcome.version)},
         )
 
     async def feedback(self, request: Request) -> Response:
@@ -181,7 +182,6 @@ class _Handlers:
         return JSONResponse(body, 200 if ready else 503)
 
     async def metrics(self) -> Response:
-        self.parts.metrics.in_house.set(self.parts.room.requests)
         text = await asyncio.to_thread(self.parts.metrics.text)
         return Response(text, media_type=CONTENT_TYPE)
 

@@ -33,7 +33,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from raypipe.errors import one_line
+from raypipe.errors import one_line, traced
 from raypipe.images.decode import BadImage, decode_into
 from raypipe.models.labels import Kind
 from raypipe.registry.package import Package
@@ -274,7 +274,7 @@ class Batcher:
                 self._answer(line, items)
             except Exception as e:
                 # A worker that ended would leave its requests without an answer.
-                log.exception("A batch failed")
+                log.error("A batch failed: %s", traced(e))
                 for item in items:
                     item.done(Outcome("", "champion", (), failed=one_line(e)))
             self._at_work.pop(own, None)

@@ -16,10 +16,11 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect
 
-from raypipe.errors import hidden
+from raypipe.errors import hidden, traced
 from raypipe.serve.online import token
 from raypipe.serve.online.limits import Rates, Refused
 from raypipe.serve.online.request_log import new_id, of_no_prediction
@@ -30,6 +31,7 @@ DRAIN_S = 10.0
 # These say nothing about the model: probes and the page that asks for the token.
 OPEN = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json"})
 HUNG_UP = 499  # counted, never sent
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -72,9 +74,9 @@ class Front:
             await request.refuse(refused)
         except ClientDisconnect:
             request.status = HUNG_UP
-        except Exception:
+        except Exception as e:
             # Our own mistake: the traceback goes to the log, never to the client.
-            log.exception("Request %s failed", of_no_prediction(request.id))
+            log.error("Request %s failed: %s", of_no_prediction(request.id), traced(e))
             await request.refuse(Refused(500, "The server made a mistake", fix="See its log"))
         self._count(_known(scope), request.status)
 
@@ -121,7 +123,7 @@ class _Request:
             headers.append((b"x-request-id", sent_id.encode()))
             # An answer of the challenger says so itself.
             if not any(name == b"x-model-version" for name, _ in headers):
-                headers.append((b"x-model-version", self._version().encode()))
+                headers.append((b"x-model-version", in_header(self._version()).encode()))
             message = {**message, "headers": headers}
         await self._send(message)
 
@@ -161,6 +163,11 @@ class _Request:
                 return False
             left -= len(message.get("body", b""))
         return self._all_read
+
+
+def in_header(version: str) -> str:
+    """A model's version as a header may hold it: what is not printable ASCII, and %, as %XX."""
+    return quote(version, safe=_PRINTABLE)
 
 
 def _authorization(scope: Scope) -> str:

@@ -72,10 +72,14 @@ class Rates:
 
 @dataclass
 class Room:
-    """The running requests, and the bytes that are set aside for their bodies."""
+    """The running requests, and the bytes that are set aside for their bodies.
+
+    told: called with the number of requests when it changes.
+    """
 
     most: int
     most_bytes: int
+    told: Callable[[float], None] = lambda requests: None
     requests: int = field(default=0, init=False)
     bytes: int = field(default=0, init=False)
     closed: bool = field(default=False, init=False)
@@ -96,8 +100,10 @@ class Room:
             )
         self.requests += 1
         self.bytes += size
+        self.told(self.requests)
         try:
             yield
         finally:
             self.requests -= 1
             self.bytes -= size
+            self.told(self.requests)

@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from raypipe.errors import DataError, RaypipeError, one_line
+from raypipe.errors import DataError, RaypipeError, one_line, traced
 from raypipe.models.labels import Kind
 from raypipe.registry.package import Package
 
@@ -128,7 +128,7 @@ class Models:
         except Exception as e:
             # Nothing may end this thread. Our own mistakes keep their traceback in the log.
             if not isinstance(e, RaypipeError):
-                log.exception("Loading %s failed", target.version)
+                log.error("Loading %s failed: %s", target.version, traced(e))
             self._refuse(role, target.version or "", one_line(e))
 
     def _follow(self, role: Role) -> None:
@@ -183,7 +183,8 @@ class Models:
         before = self._problems.get(role)
         again = before is not None and before.version == version
         tries = before.tries + 1 if before and again else 1
-        wait_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** (tries - 1))
+        # The exponent has an end: a registry that is away is asked thousands of times.
+        wait_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** min(tries - 1, 10))
         self._problems[role] = Problem(version, why, tries, time.monotonic() + wait_s)
         if version:
             self._told(version, "refused")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raypipe.cluster import tasks
+from raypipe.errors import traced
 from raypipe.models.allocator import give_back, keep_memory
 from raypipe.models.labels import Kind
 from raypipe.monitor.recorder import Keeping
@@ -106,7 +107,8 @@ class Replica:
             tables = RequestLog(RequestTables.below(setup.requests))
             self.keeper = Keeper(tables, cfg.flush_s, self._count_rows)
         # The HTTP app comes last: it may be asked at once.
-        self.room = Room(cfg.queue, cfg.queue_mb * 2**20)
+        # Any replica answers /metrics for all of the node, so each keeps its own number up to date.
+        self.room = Room(cfg.queue, cfg.queue_mb * 2**20, self.metrics.in_house.set)
         self.tally = Tally(setup.keepings, f"{socket.gethostname()}:{os.getpid()}")
         parts = http.Parts(
             cfg,
@@ -157,8 +159,8 @@ class Replica:
                 continue
             try:
                 part.stop() if name in ("_server", "models") else part.close()
-            except Exception:
-                log.exception("Stopping %s failed", name)
+            except Exception as e:
+                log.error("Stopping %s failed: %s", name, traced(e))
 
     def _version(self) -> str:
         served = self.models.of("champion")

@@ -36,7 +36,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from raypipe.cluster import ray_private
 from raypipe.cluster.folder import require_shared
+from raypipe.cluster.resources import resources_by_node
 from raypipe.config import RunConfig
 from raypipe.errors import ClusterError, ConfigError, one_line
 from raypipe.models.labels import Kind
@@ -116,12 +118,13 @@ def running(
     replica keeps counts of its requests; on several nodes a place that all share.
 
     Raises what `check` does, ConfigError for a request log that other nodes do not share, and
-    ClusterError if the replicas do not start.
+    ClusterError if the replicas have no room, or do not start.
     """
     from ray import serve
 
     checked = check(run, registry, cfg)
     setup = _setup(checked, run, cfg, cfg.port or _free_port(cfg.host), keepings)
+    _require_room(cfg.replicas, setup.workers)
     name = f"raypipe-{setup.server}"
     _start_serve()
     # Ray Serve ends what it has begun only if it is told to.
@@ -180,7 +183,7 @@ def _setup(
 
 def wait(server: Server, say: Callable[[str], None], stop: Stop) -> None:
     """Until `stop` is set: tell what the replicas load and refuse."""
-    told: dict[str, str] = {"champion": str(server.model)}
+    told = {"champion": [str(server.model)]}
     while not stop.wait(LOOK_S):
         # A replica or the registry may be starting again.
         with suppress(Exception):
@@ -234,6 +237,26 @@ def _workers(cfg: ServeConfig) -> int:
     return max(1, int(max(cpus, default=1)) // cfg.replicas)
 
 
+def _require_room(replicas: int, cpus: int) -> None:
+    """Raise ClusterError if the replicas do not fit: Ray Serve would wait without a word.
+
+    A cluster that others started may grow, so there it is only said.
+    """
+    nodes = [int(node.get("CPU", 0)) for node in resources_by_node()]
+    fit = sum(have // cpus for have in nodes)
+    if fit >= replicas:
+        return
+    error = ClusterError(
+        "The cluster has no room for the replicas",
+        got=f"serve.replicas={replicas}, with {cpus} CPUs each",
+        rule=f"There is room for {fit}: its nodes have {', '.join(map(str, nodes))} CPUs",
+        fix="Set serve.replicas or serve.cpus lower",
+    )
+    if ray_private.own_processes(["raylet"]) is not None:
+        raise error
+    log.warning("%s Unless it grows, the server waits", error)
+
+
 def _start_serve() -> None:
     """Start Ray Serve on this cluster, unless it runs; without its proxy, which nobody needs."""
     from ray import serve
@@ -255,20 +278,30 @@ def _delete(name: str) -> None:
 
 
 def _tell(
-    reports: Mapping[str, Mapping[str, str]], told: dict[str, str], say: Callable[[str], None]
+    reports: Mapping[str, Mapping[str, str]], told: dict[str, list[str]], say: Callable[[str], None]
 ) -> None:
-    """Say what is new in the reports of the replicas; replicas that agree are one line."""
+    """Say what is new in the reports of the replicas; replicas that agree are one line.
+
+    told: what they say now, by its name, and what was said last of it at the end.
+    """
+    now: dict[str, dict[str, str]] = {}  # by name: each text, and the champion beside it
     for report in reports.values():
         for what, text in report.items():
-            if told.get(what) == text:
-                continue
-            told[what] = text
-            is_problem = what.endswith("problem")
-            stays = f"; {report.get('champion')} stays" if is_problem else ""
+            now.setdefault(what, {}).setdefault(text, report.get("champion", ""))
+    for what, texts in now.items():
+        before = told.get(what, [])
+        # Two replicas may differ for long, where one of them cannot load the new version.
+        kept = [text for text in before if text in texts]
+        new = [text for text in texts if text not in before]
+        told[what] = [*kept, *new]
+        # Where nobody reports any more what was said last, the one before it is news.
+        if not new and kept[-1] != before[-1]:
+            new = kept[-1:]
+        for text in new:
+            stays = f"; {texts[text]} stays" if what.endswith("problem") else ""
             say(f"{what}: {text}{stays}")
     # What nobody reports any more may come again, and is news then. A champion never leaves.
-    known = {what for report in reports.values() for what in report} | {"champion"}
-    for what in [name for name in told if reports and name not in known]:
+    for what in [name for name in told if reports and name not in now and name != "champion"]:
         del told[what]
         if not what.endswith("problem"):
             say(f"{what}: none")

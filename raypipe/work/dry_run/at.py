@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from raypipe.cluster.connect import resources_by_node
+from raypipe.cluster.resources import resources_by_node
 from raypipe.config import replace as changed
 from raypipe.costs import rates
 from raypipe.costs.estimate import Counts, Where

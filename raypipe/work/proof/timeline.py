@@ -141,15 +141,16 @@ def move(move: Any, alias: str) -> Happened:
 
 
 def time_of(value: Any) -> datetime | None:
-    """A time with its zone from a text or a datetime; None for anything else."""
-    if isinstance(value, str):
-        try:
+    """A time in UTC from a text or a datetime; None for anything else. Without a zone it is UTC."""
+    try:
+        if isinstance(value, str):
             value = datetime.fromisoformat(value)
-        except ValueError:
+        if not isinstance(value, datetime):
             return None
-    if not isinstance(value, datetime):
+        aware = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+        return aware.astimezone(timezone.utc)
+    except (ValueError, OverflowError):
         return None
-    return value if value.tzinfo else value.replace(tzinfo=timezone.utc)
 
 
 def merge(*tables: Sequence[Happened]) -> list[Happened]:

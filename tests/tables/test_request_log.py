@@ -1,0 +1,76 @@
+"""Replicas that write to one request log in turns: each image once, and no file read twice."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from raypipe.tables import scan, snapshot
+from raypipe.tables.request_log import RequestLog, RequestTables
+from raypipe.tables.table import ImageTable
+from tests.conftest import encode, striped
+
+START = datetime(2026, 11, 1, tzinfo=timezone.utc)
+IMAGES = [encode(striped(seed, "a")) for seed in range(12)]
+
+
+def add(log: RequestLog, *numbers: int) -> None:
+    images = {sha256(IMAGES[n]).hexdigest(): {"image": IMAGES[n], "time": START} for n in numbers}
+    log.add(images, [])
+
+
+def stored(root: Path) -> list[str]:
+    table = ImageTable(str(root / "images"))
+    return [str(name) for name in scan.rows(table, table.pin(), ["image_id"])["image_id"]]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files whose footers are read."""
+    files: list[str] = []
+    read = snapshot.read_footer
+
+    def noted(uri: str, path: str, *given: object) -> object:
+        files.append(path)
+        return read(uri, path, *given)
+
+    monkeypatch.setattr(snapshot, "read_footer", noted)
+    return files
+
+
+def test_two_replicas_in_turns_read_what_is_new_and_store_each_image_once(
+    tmp_path: Path, opened: list[str]
+) -> None:
+    """Each write read the ids of all images again: with two replicas, thousands of files every five
+    seconds after some hours."""
+    one, other = (RequestLog(RequestTables.below(str(tmp_path))) for _ in range(2))
+    for n in range(8):
+        add(one, n)
+    add(other, 7, 8)
+    assert len(opened) == 8
+    opened.clear()
+    add(one, 8, 9)
+    add(other, 0, 9, 10)
+    # Of `one`: the other's file, and its own since it last looked; of `other`: both.
+    assert len(opened) <= 8 + 1 + 2
+    opened.clear()
+    add(one, 10, 11)
+    add(other, 0, 11)
+    assert len(opened) <= 4
+    assert len(stored(tmp_path)) == len(set(stored(tmp_path))) == 12
+
+
+def test_an_image_that_was_deleted_may_come_again(tmp_path: Path) -> None:
+    one, other = (RequestLog(RequestTables.below(str(tmp_path))) for _ in range(2))
+    add(one, 0, 1)
+    add(other, 2)
+    add(one, 3)
+    gone = sha256(IMAGES[1]).hexdigest()
+    DeltaTable(str(tmp_path / "images")).delete(f"image_id = '{gone}'")
+    DeltaTable(str(tmp_path / "images")).optimize.compact()
+    add(one, 0, 1, 2, 3)
+    assert sorted(stored(tmp_path)) == sorted(sha256(image).hexdigest() for image in IMAGES[:4])
