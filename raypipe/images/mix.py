@@ -9,8 +9,8 @@ Sources: H. Zhang et al., "mixup" (2017); S. Yun et al., "CutMix" (2019).
 from __future__ import annotations
 
 import numpy as np
+import scipy
 import torch
-from scipy.special import betaincinv
 from torch import Tensor
 
 from raypipe.images.augment import AugmentConfig, box_mask
@@ -67,7 +67,7 @@ def _kept(alpha: float, name: str, draws: Draws) -> np.ndarray:
     """The share of itself that each sample keeps: Beta(alpha, alpha), by its inverse."""
     if not alpha:
         return np.ones(len(draws.positions_B))
-    return betaincinv(alpha, alpha, draws.uniform(name))
+    return scipy.special.betaincinv(alpha, alpha, draws.uniform(name))
 
 
 def _partners(draws: Draws) -> np.ndarray:

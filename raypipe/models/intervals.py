@@ -24,8 +24,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from scipy.stats import binom, norm
-from scipy.stats import t as student
+import scipy  # not its parts: each is loaded at its first use, and scipy.stats takes half a second
 
 DRAWS = 4000
 MOST_DRAWN = 5000
@@ -64,12 +63,12 @@ def _of_share(
     tails = alpha / 2, 1 - alpha / 2
     # Of single images the number that a draw has right is binomial: nothing needs to be drawn.
     if sizes_G.max() == 1:
-        low, high = (binom.ppf(tails, groups, share) / groups).tolist()
-        wide = wilson(share, groups, float(norm.ppf(tails[1])))
+        low, high = (scipy.stats.binom.ppf(tails, groups, share) / groups).tolist()
+        wide = wilson(share, groups, float(scipy.stats.norm.ppf(tails[1])))
         return min(low, wide[0]), max(high, wide[1])
 
     # Student's quantile: the spread between groups is estimated.
-    z = float(student.ppf(tails[1], max(groups - 1, 1)))
+    z = float(scipy.stats.t.ppf(tails[1], max(groups - 1, 1)))
     low, high = wilson(share, _cases(sums_G, sizes_G), z)
     if groups < MOST_DRAWN:
         means = [
@@ -109,7 +108,7 @@ def _of_errors(
 def _student(sums_G: np.ndarray, sizes_G: np.ndarray, alpha: float) -> Ends:
     mean = float(sums_G.sum() / sizes_G.sum())
     spread = float(_spread(sums_G, sizes_G))
-    half = float(student.ppf(1 - alpha / 2, len(sums_G) - 1)) * spread
+    half = float(scipy.stats.t.ppf(1 - alpha / 2, len(sums_G) - 1)) * spread
     if not mean:
         return 0.0, 0.0
     # The upper end is that of the mean's logarithm: of few groups the largest error is missing.

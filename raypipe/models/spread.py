@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import bdtr
+import scipy
 
 MISS = 0.05  # share of intervals that miss the median
 
@@ -32,7 +32,7 @@ class Spread:
             return cls(math.nan, -math.inf, math.inf)
         # Each end may miss with half of MISS: fewer than `below` values lie under the median.
         below = 0
-        while bdtr(below, count, 0.5) <= MISS / 2:
+        while scipy.special.bdtr(below, count, 0.5) <= MISS / 2:
             below += 1
         median = float(np.median(ordered))
         if below == 0:

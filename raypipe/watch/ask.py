@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import rankdata
+import scipy
 
 from raypipe.files import write_atomic
 
@@ -113,7 +113,7 @@ def _ranks(value_N: np.ndarray) -> np.ndarray:
 
     rankdata itself gives NaN to all rows if one is NaN.
     """
-    ranks_N: np.ndarray = rankdata(np.nan_to_num(value_N, nan=np.inf, posinf=np.inf))
+    ranks_N: np.ndarray = scipy.stats.rankdata(np.nan_to_num(value_N, nan=np.inf, posinf=np.inf))
     return ranks_N
 
 

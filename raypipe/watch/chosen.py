@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+import scipy
 
 LEAST = 20
 """Other images; with fewer of them nobody can tell."""
@@ -46,7 +46,7 @@ def why_not_drawn(came: Seen, others: Seen) -> str:
         if not m:
             continue
         all_of = n + m
-        ranks = stats.rankdata(np.concatenate([mine_N, other_N]))
+        ranks = scipy.stats.rankdata(np.concatenate([mine_N, other_N]))
         # Equal ranks, of a model that is always sure, vary less.
         _, tied = np.unique(ranks, return_counts=True)
         ties = float((tied.astype(float) ** 3 - tied).sum()) / (all_of * (all_of - 1))
@@ -55,7 +55,7 @@ def why_not_drawn(came: Seen, others: Seen) -> str:
         images += n
         ours += mine_N.sum()
         theirs += n * other_N.mean()
-    if variance <= 0 or 2 * stats.norm.sf(abs(away) / variance**0.5) >= CHOSEN:
+    if variance <= 0 or 2 * scipy.stats.norm.sf(abs(away) / variance**0.5) >= CHOSEN:
         return ""
     return (
         f"the champion is {'surer' if away < 0 else 'less sure'} of other images of the same "

@@ -35,7 +35,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from raypipe.errors import DataError
 from raypipe.watch import groups, memberships
@@ -237,7 +237,7 @@ def _copies_p_value(copies_M: np.ndarray, fewest: int) -> float:
     fewest: as many different rows there are to draw from, even if fewer came.
     """
     rows = max(len(copies_M), fewest)
-    drawn = stats.binom(int(copies_M.sum()), 1 / rows)
+    drawn = scipy.stats.binom(int(copies_M.sum()), 1 / rows)
     return min(1.0, rows * float(drawn.sf(copies_M.max() - 1)))
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from raypipe.errors import one_line
 from raypipe.models.outcomes import Outcomes
@@ -235,7 +235,7 @@ def fisher(
         wrong, all_of = known_wrong + came_wrong, known + came
         observed += came_wrong
         if came and wrong:
-            here = stats.hypergeom.pmf(np.arange(min(wrong, came) + 1), all_of, wrong, came)
+            here = scipy.stats.hypergeom.pmf(np.arange(min(wrong, came) + 1), all_of, wrong, came)
             chances = np.convolve(chances, here)
     return float(min(1.0, chances[observed:].sum()))
 
@@ -246,9 +246,9 @@ def _cramer(known_N: np.ndarray, came_M: np.ndarray) -> tuple[float, float]:
     Larger by rank: of two images, the one that came has the larger error more often. One error of a
     million would decide about means.
     """
-    found = stats.cramervonmises_2samp(known_N, came_M)
+    found = scipy.stats.cramervonmises_2samp(known_N, came_M)
     half = len(known_N) * len(came_M) / 2
-    is_larger = stats.mannwhitneyu(came_M, known_N).statistic > half
+    is_larger = scipy.stats.mannwhitneyu(came_M, known_N).statistic > half
     return float(found.statistic), float(found.pvalue) if is_larger else 1.0
 
 

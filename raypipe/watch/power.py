@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.stats import binomtest
+import scipy
 
 from raypipe.errors import DataError
 from raypipe.watch.detect import DriftConfig, detect
@@ -138,7 +138,7 @@ def measure(
         return alarms(tries, few) >= FOUND * tries
 
     false = alarms(draws, lambda x_MD: x_MD)
-    between = binomtest(false, draws).proportion_ci()
+    between = scipy.stats.binomtest(false, draws).proportion_ci()
     return Power(
         alpha=cfg.alpha,
         window=size,

@@ -15,8 +15,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtr, ndtri, stdtr, stdtrit
+import scipy
 
 LOOSEST = 4  # times safety_alpha: the highest level of a slice's test, for any number of slices
 USEFUL_GAIN = 1.25  # times safety_alpha: a level that is hardly looser is not used
@@ -45,7 +44,7 @@ def tango(won: int, lost: int, rows: int, difference: float) -> float:
 
 def tango_p(won: int, lost: int, rows: int, tolerance: float) -> float:
     """The p-value of 'worse by `tolerance` or more'."""
-    return float(ndtr(-tango(won, lost, rows, -tolerance)))
+    return float(scipy.special.ndtr(-tango(won, lost, rows, -tolerance)))
 
 
 def tango_bound(won: int, lost: int, rows: int, level: float) -> float:
@@ -53,7 +52,7 @@ def tango_bound(won: int, lost: int, rows: int, level: float) -> float:
 
     level: up to 0.5, where the bound is the difference itself.
     """
-    z = float(ndtri(1 - level))
+    z = float(scipy.special.ndtri(1 - level))
     # Between the least difference and the observed one, where the statistic is 0. Just inside of
     # both, because a variance of 0 has no statistic.
     lowest = -1 + 1e-9
@@ -67,7 +66,7 @@ def tango_bound(won: int, lost: int, rows: int, level: float) -> float:
     # A level of 0.5 (z = 0), or next to it: the root lies within the margin.
     if excess(highest) >= 0:
         return highest
-    return float(brentq(excess, lowest, highest, xtol=1e-6))
+    return float(scipy.optimize.brentq(excess, lowest, highest, xtol=1e-6))
 
 
 def student_p(difference: float, error: float, rows: int, tolerance: float) -> float:
@@ -80,7 +79,7 @@ def student_p(difference: float, error: float, rows: int, tolerance: float) -> f
     excess = difference + tolerance
     if error == 0:
         return 0.0 if excess > 0 else 1.0
-    return float(stdtr(rows - 1, -excess / error))
+    return float(scipy.special.stdtr(rows - 1, -excess / error))
 
 
 def student_p_harmed(difference: float, error: float, rows: int) -> float:
@@ -89,14 +88,14 @@ def student_p_harmed(difference: float, error: float, rows: int) -> float:
         return 1.0
     if error == 0:
         return 0.0 if difference < 0 else 1.0
-    return float(stdtr(rows - 1, difference / error))
+    return float(scipy.special.stdtr(rows - 1, difference / error))
 
 
 def student_bound(difference: float, error: float, rows: int, level: float) -> float:
     """The lower confidence bound of the difference."""
     if rows < 2:
         return -math.inf
-    return difference - float(stdtrit(rows - 1, 1 - level)) * error
+    return difference - float(scipy.special.stdtrit(rows - 1, 1 - level)) * error
 
 
 def rows_needed(error: float, rows: int, level: float, tolerance: float) -> int:
@@ -105,7 +104,7 @@ def rows_needed(error: float, rows: int, level: float, tolerance: float) -> int:
     A normal approximation. `error` is the standard error at `rows` rows. Rounded up to tens.
     """
     error_of_one_row = error * math.sqrt(rows)
-    quantiles = float(ndtri(1 - level) + ndtri(CLEARED))
+    quantiles = float(scipy.special.ndtri(1 - level) + scipy.special.ndtri(CLEARED))
     needed = (error_of_one_row * quantiles / tolerance) ** 2
     return int(math.ceil(needed / 10) * 10)
 
@@ -133,7 +132,7 @@ def slice_level(
     def is_strict_enough(level: float) -> bool:
         """Whether the event has at most `safety_alpha`, whichever slice is the worse one."""
         # In logarithms, because products of thirty probabilities get small.
-        passes_S = log_ndtr(margins_S + ndtri(level))
+        passes_S = scipy.special.log_ndtr(margins_S + scipy.special.ndtri(level))
         event = math.log(level) + float(passes_S.sum() - passes_S.min())
         return event <= math.log(safety_alpha)
 

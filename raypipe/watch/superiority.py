@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import bdtrc
+import scipy
 
 FLIPS = 9_999
 SIGNS_AT_A_TIME = 1_000_000  # 8 MB of random signs
@@ -22,7 +22,7 @@ def mcnemar(won: int, lost: int) -> float:
     """
     if won == 0:
         return 1.0
-    return float(bdtrc(won - 1, won + lost, 0.5))
+    return float(scipy.special.bdtrc(won - 1, won + lost, 0.5))
 
 
 def sign_flips(gains_N: np.ndarray) -> float:

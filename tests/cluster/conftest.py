@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from tests.cluster import tiny_sidecar
+from tests.cluster.joined import Joined, joined
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +43,12 @@ def job(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert main(["ingest", str(path), "ingest.name=photos"]) == 0
         assert main(["train", str(path), "cluster.address=none"]) == 0
     return path
+
+
+@pytest.fixture(scope="session")
+def own_cluster(ray_session: str) -> Joined:
+    """What a process saw that started a cluster of its own beside the session's."""
+    return joined()
 
 
 @pytest.fixture

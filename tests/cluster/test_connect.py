@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import os
 import socket
 import subprocess
@@ -13,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -20,50 +20,26 @@ import pytest
 
 from raypipe.errors import ClusterError
 
+from .joined import Joined, joined
+
 ROOT = Path(__file__).parents[2]
 
-# Connects as a verb does, twice; prints each cluster's address and the one that its task sees.
-JOIN = """
-import json, os, sys
-from raypipe.cluster import connect
-import ray
 
-@ray.remote(num_cpus=0.1)
-def told():
-    return os.environ.get("RAY_ADDRESS", "")
-
-seen = []
-for _ in range(int(sys.argv[1])):
-    connect.connect(connect.ClusterConfig(cpus=1, object_store_mb=100))
-    address = ray.get_runtime_context().gcs_address
-    seen.append([address, ray.get(told.remote()), os.environ.get("RAY_ADDRESS", "")])
-    if sys.argv[1] != "1":  # who leaves without a word to us ends well too
-        connect.close()
-print(json.dumps([*seen, os.environ.get("RAY_ADDRESS", "")]))
-"""
-
-
-def joined(times: int = 1, **environment: str) -> list[list[str]]:
-    inherited = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
-    done = subprocess.run(
-        [sys.executable, "-c", JOIN, str(times)],
-        env=inherited | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_another_programs_cluster_is_left_alone(ray_session: str) -> None:
+def test_another_programs_cluster_is_left_alone(ray_session: str, own_cluster: Joined) -> None:
     """The session's cluster is alive on this host and private. A second process starts its own,
-    tells every worker which one that is, and finds its way after stopping it."""
-    first, second, after = joined(times=2)
+    tells every worker which one that is, and forgets it after stopping it."""
+    (first,) = own_cluster.seen
+    assert first[0] != ray_session and first == [first[0]] * 3
+    assert own_cluster.after == ""
+
+
+@pytest.mark.slow
+def test_a_process_starts_one_cluster_after_the_other(ray_session: str) -> None:
+    found = joined(times=2)
+    first, second = found.seen
     assert first[0] != ray_session and second[0] not in (ray_session, first[0])
     assert first == [first[0]] * 3 and second == [second[0]] * 3
-    assert after == ""
+    assert found.after == ""
 
 
 @pytest.mark.parametrize("given", ["auto", "http://127.0.0.1:8265", ""])
@@ -155,13 +131,13 @@ def test_what_ray_start_left_is_joined_until_it_is_dead(ray_session: str, short:
             [*start, *size, *plain], env=bare, check=True, capture_output=True, timeout=90
         )
         address = (short / "ray" / "ray_current_cluster").read_text()
-        ((found, _, _), _) = joined()
+        ((found, _, _),) = joined().seen
         assert found == address
     finally:
         for process in psutil.process_iter(["cmdline"]):
             if any(str(short) in word for word in process.info["cmdline"] or []):
                 process.kill()
-    ((found, _, _), _) = joined()
+    ((found, _, _),) = joined().seen
     assert found not in (address, ray_session)
 
 
@@ -194,7 +170,7 @@ def test_ray_that_starts_too_slowly_is_tried_once_more(monkeypatch: pytest.Monke
             process.wait()
 
 
-@pytest.fixture(params=["dead", "mute", "web", "closes"])
+@pytest.fixture
 def no_head(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
     """An address without a head of a cluster, and what is said of it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -235,7 +211,17 @@ except Exception as e:
 """
 
 
-@pytest.mark.parametrize("setting", ["RAY_ADDRESS", "cluster.address"])
+HEADS = "dead", "mute", "web", "closes"
+SETTINGS = "RAY_ADDRESS", "cluster.address"
+QUICK = list(zip(HEADS, SETTINGS * 2, strict=True))  # each head, and each setting twice
+REST = [each for each in product(HEADS, SETTINGS) if each not in QUICK]
+
+
+@pytest.mark.parametrize(
+    ("no_head", "setting"),
+    [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in REST)],
+    indirect=["no_head"],
+)
 def test_no_head_at_the_address_is_one_message_within_seconds(
     no_head: tuple[str, str], setting: str
 ) -> None:

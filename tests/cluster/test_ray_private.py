@@ -19,6 +19,8 @@ from ray.tune.schedulers import PopulationBasedTraining
 
 from raypipe.cluster import ray_private
 
+from .joined import Joined
+
 
 def test_ray_keeps_the_address_of_ray_start_in_a_file() -> None:
     assert Path(ray_private.address_file()).name == "ray_current_cluster"
@@ -77,22 +79,10 @@ def test_head_and_raylet_are_known_to_the_process_that_started_them() -> None:
         assert len(processes[name]) == 1 and processes[name][0].poll() is None
 
 
-ALONE = """
-import psutil, ray
-from raypipe.cluster.connect import ClusterConfig, connect
-connect(ClusterConfig(address="local"))
-(dashboard,) = [p for p in psutil.Process().children() if "dashboard.py" in " ".join(p.cmdline())]
-print([word for word in dashboard.cmdline() if word.startswith("--modules")])
-logs = ray._private.worker._global_node.get_logs_dir_path()
-print(open(f"{logs}/dashboard.log").read())
-"""
-
-
-def test_a_cluster_of_ours_has_no_module_that_asks_who_the_host_is() -> None:
-    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "['--modules-to-load=PlatformEventsHead']" in done.stdout
-    assert "Loaded 0 dashboard head modules" in done.stdout
+def test_a_cluster_of_ours_has_no_module_that_asks_who_the_host_is(own_cluster: Joined) -> None:
+    modules = [word for word in own_cluster.dashboard if word.startswith("--modules")]
+    assert modules == ["--modules-to-load=PlatformEventsHead"]
+    assert "Loaded 0 dashboard head modules" in own_cluster.log
 
 
 @pytest.mark.usefixtures("ray_session")

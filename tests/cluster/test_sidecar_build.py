@@ -178,7 +178,7 @@ def private(
     wheel(tmp_path / "root" / "simple" / "tinypkg", "tinypkg")
     handler = type("Handler", (Private,), {"seen": [], "root": str(tmp_path / "root")})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     yield f"127.0.0.1:{server.server_address[1]}", handler
     server.shutdown()
     server.server_close()

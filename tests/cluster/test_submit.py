@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ import yaml
 
 from raypipe import submitted
 from raypipe.cluster import luggage
-from raypipe.cluster.jobs import Jobs, dashboard
+from raypipe.cluster.jobs import Jobs, JobState, dashboard
 from raypipe.cluster.jobs import _state as of_ray
 from raypipe.cluster.submit import Command, code_of, follow, submit
 from raypipe.cluster.submit import _Output as Output
@@ -31,7 +31,6 @@ from .cut import Proxy
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 PYTHON = "import time, sys; print('begins', flush=True)"
-OURS = re.compile(r"begins|\d+")
 
 
 @pytest.fixture
@@ -60,16 +59,26 @@ def raypipe(
 
 
 def test_the_exit_code_and_the_output_of_a_job_come_back(
-    jobs: Jobs, capsys: pytest.CaptureFixture[str]
+    jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where the answer to the submission was lost: it is not made twice."""
     said: list[str] = []
-    # All at once, as each takes seconds to start.
-    ends = {code: started(jobs, f"sys.exit({code})") for code in (0, 3)}
+    # Both at once, as each takes seconds to start.
     killed = started(jobs, "import os; os.kill(os.getpid(), 9)")
-    for code, job in ends.items():
-        assert follow(jobs, job, False, said.append) == code
-        # Ray's own line about the entrypoint may come after the job's first.
-        assert capsys.readouterr().out.splitlines().count("begins") == 1
+    before = len(jobs.listed())
+    real = jobs._client.submit_job
+
+    def cut_after(**given: Any) -> str:
+        real(**given)
+        raise ConnectionError("the answer is lost")
+
+    with monkeypatch.context() as lost:
+        lost.setattr(jobs._client, "submit_job", cut_after)
+        job = started(jobs, "sys.exit(3)")
+    assert len(jobs.listed()) == before + 1
+    assert follow(jobs, job, False, said.append) == 3
+    # Ray's own line about the entrypoint may come after the job's first.
+    assert capsys.readouterr().out.splitlines().count("begins") == 1
     assert said[-1] == f"Job {job} ended with exit code 3"
     # What is no code of a verb is none, as that of a signal.
     with pytest.raises(RaypipeError, match="ended as FAILED without an exit code"):
@@ -111,38 +120,60 @@ def test_under_json_stdout_has_the_last_object_alone(
     assert capsys.readouterr().out == ""
 
 
-def test_a_job_is_found_again_after_the_connection_was_cut(
-    jobs: Jobs, capsys: pytest.CaptureFixture[str]
-) -> None:
+# Ten lines, ten more once each file is there, then the end.
+LINES = """
+import itertools, os, sys, time
+for part, number in itertools.product(range(3), range(10)):
+    while part and not os.path.exists(f'{sys.argv[1]}/{part}'):
+        time.sleep(0.05)
+    print(10 * part + number, flush=True)
+sys.exit(3)
+"""
+
+
+def test_a_job_is_found_again_after_the_connection_was_cut(jobs: Jobs, tmp_path: Path) -> None:
     """Twice, in the middle of its output: each line is shown once, in order."""
     proxy = Proxy(urlparse(jobs.address).port or 0)
     cut = Jobs(f"http://127.0.0.1:{proxy.port}")
-    job = started(cut, "[(print(n, flush=True), time.sleep(0.2)) for n in range(40)]; sys.exit(3)")
+    (tmp_path / "lines.py").write_text(LINES)
+    job = cut.submit("train", f"python {tmp_path}/lines.py {tmp_path}", {})
+    shown: list[str] = []
     said: list[str] = []
-    ended: list[int] = []
-    thread = threading.Thread(target=lambda: ended.append(follow(cut, job, False, said.append)))
+    ended: list[JobState] = []
+    thread = threading.Thread(
+        target=lambda: ended.append(cut.follow(job, shown.append, said.append))
+    )
     thread.start()
-    for _ in range(2):
-        time.sleep(2.5)
+    for part in (1, 2):
+        wait_for(lambda last=f"{10 * part - 1}\n": last in "".join(shown), said)
         proxy.cut()
-        time.sleep(1.5)
+        wait_for(lambda count=part: sum("is lost" in line for line in said) == count, said)
+        # These lines come while nobody listens.
+        (tmp_path / str(part)).touch()
         proxy.listen(proxy.port)
     thread.join(60)
-    assert ended == [3]
+    assert [state.code for state in ended] == [3]
     # Ray's own lines about the job may come anywhere between these.
-    shown = [line for line in capsys.readouterr().out.splitlines() if OURS.fullmatch(line)]
-    assert shown == ["begins", *map(str, range(40))]
+    numbers = [line for line in "".join(shown).splitlines() if line.isdigit()]
+    assert numbers == [*map(str, range(30))]
     lost = [line for line in said if "is lost" in line]
     again = [line for line in said if "Connected again" in line]
     assert len(again) == len(lost) == 2, said
 
 
+def wait_for(happens: Callable[[], bool], said: list[str]) -> None:
+    until = time.monotonic() + 60
+    while not happens():
+        assert time.monotonic() < until, said
+        time.sleep(0.05)
+
+
 def test_a_cluster_that_stays_away_is_one_message(jobs: Jobs) -> None:
     proxy = Proxy(urlparse(jobs.address).port or 0)
-    cut = Jobs(f"http://127.0.0.1:{proxy.port}", patience_s=2)
+    cut = Jobs(f"http://127.0.0.1:{proxy.port}", patience_s=1)
     job = started(cut, "time.sleep(60)")
-    threading.Timer(1.0, proxy.cut).start()
-    with pytest.raises(RaypipeError, match="has not answered for 2 s") as gone:
+    threading.Timer(0.3, proxy.cut).start()
+    with pytest.raises(RaypipeError, match="has not answered for 1 s") as gone:
         cut.follow(job, print, print)
     assert f"--follow {job}" in str(gone.value)
     assert jobs.stop(job).status == "STOPPED"
@@ -152,22 +183,6 @@ def test_a_cluster_that_stays_away_is_one_message(jobs: Jobs) -> None:
         jobs.stop("x")
     with pytest.raises(RaypipeError, match="was stopped"):
         code_of(jobs.state(job), jobs.address)
-
-
-def test_a_submission_whose_answer_is_lost_is_not_made_twice(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = jobs._client.submit_job
-
-    def cut_after(**given: Any) -> str:
-        real(**given)
-        raise ConnectionError("the answer is lost")
-
-    monkeypatch.setattr(jobs._client, "submit_job", cut_after)
-    before = len(jobs.listed())
-    job = started(jobs, "0")
-    assert follow(jobs, job, False, print) == 0
-    assert len(jobs.listed()) == before + 1
 
 
 @pytest.mark.parametrize(
@@ -223,10 +238,14 @@ def test_only_what_is_needed_travels_and_once(
         "_upload_package",
         lambda self, uri, *a, **k: (uploads.append(uri), real(uri, *a, **k)),
     )
-    # Both at once, as each takes seconds to end.
-    command = Command("config", None, [str(time.time())])
-    for found_jobs, job in [submit(jobs.address, command, print) for _ in range(2)]:
-        assert code_of(found_jobs.follow(job, print, print), jobs.address) == 2
+    # A verb that ends at once. Of the first submission, only the upload.
+    command = Command("nothing", None, [str(time.time())])
+    with monkeypatch.context() as uploaded:
+        upload = client._upload_working_dir_if_needed
+        uploaded.setattr(Jobs, "submit", lambda self, *given: upload(self._client, given[-1]))
+        submit(jobs.address, command, print)
+    found_jobs, job = submit(jobs.address, command, print)
+    assert code_of(found_jobs.follow(job, print, print), jobs.address) == 2
     assert len(set(uploads)) == len(uploads) <= 1
 
 
@@ -255,13 +274,12 @@ sys.stdin.read()
 """
 
 
-def test_a_job_joins_its_own_cluster_and_not_the_one_started_last(
-    jobs: Jobs, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Ray may name any cluster of the host, another terminal's: here it always names that one."""
-    look = "from raypipe.cluster.connect import ClusterConfig, connect; import os, ray; "
-    look += "named = os.environ['RAY_ADDRESS']; connect(ClusterConfig()); "
-    look += "print('look', named, ray.get_runtime_context().gcs_address, os.environ['RAY_ADDRESS'])"
+@pytest.fixture(params=["dead", pytest.param("alive", marks=pytest.mark.slow)])
+def another(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of another cluster of this host, which was started last."""
+    if request.param == "dead":
+        yield "127.0.0.1:9"
+        return
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     with subprocess.Popen(
         [sys.executable, "-c", OTHER],
@@ -275,15 +293,24 @@ def test_a_job_joins_its_own_cluster_and_not_the_one_started_last(
         while words[:1] != ["up"]:
             assert other.poll() is None
             words = other.stdout.readline().split()
-        wrong = words[1]
-        env = {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])}}
-        command = f'RAY_ADDRESS={wrong} python -c "{look}"'
-        assert follow(jobs, jobs.submit("train", command, env), False, print) == 0
+        yield words[1]
         other.stdin.close()
+
+
+def test_a_job_joins_its_own_cluster_and_not_the_one_started_last(
+    jobs: Jobs, another: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ray may name any cluster of the host, another terminal's: here it always names that one."""
+    look = "from raypipe.cluster.connect import ClusterConfig, connect; import os, ray; "
+    look += "named = os.environ['RAY_ADDRESS']; connect(ClusterConfig()); "
+    look += "print('look', named, ray.get_runtime_context().gcs_address, os.environ['RAY_ADDRESS'])"
+    env = {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])}}
+    command = f'RAY_ADDRESS={another} python -c "{look}"'
+    assert follow(jobs, jobs.submit("train", command, env), False, print) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     (found,) = [words[1:] for words in lines if words[:1] == ["look"]]
     own = os.environ["RAY_ADDRESS"]
-    assert wrong != own and found == [wrong, own, own]
+    assert another != own and found == [another, own, own]
 
 
 @pytest.mark.slow
@@ -316,8 +343,8 @@ def test_a_verb_runs_there_as_it_does_here(
     ray_session: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     """A terminal in another folder, relative paths, a `file:` model beside the configuration."""
-    (tmp_path / "nets").mkdir()
-    (tmp_path / "nets" / "small.py").write_text(
+    (tmp_path / "nets_that_travel").mkdir()
+    (tmp_path / "nets_that_travel" / "small.py").write_text(
         "from torch import nn\n\n\ndef net(pretrained: bool) -> nn.Module:\n"
         "    return nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n"
     )
@@ -325,36 +352,42 @@ def test_a_verb_runs_there_as_it_does_here(
         "run": {"name": "there", "dir": "runs/there"},
         "table": {"uri": "tables/there"},
         "ingest": {"from": {"images": str(photos), "labels": str(photos / "labels.csv")}},
-        "model": {"name": "file:nets.small:net", "mode": "finetune", "side_px": 32},
+        "model": {"name": "file:nets_that_travel.small:net", "mode": "finetune", "side_px": 32},
         "train": {"epochs": 1, "batch_size": 16},
     }
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
     there = ["mine.yaml", "--submit", ray_session, "--json"]
     env = {"PYTHONPATH": f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path}"}
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS")
     code, _, err = cli("ingest", "mine.yaml", "ingest.workers=0")
     assert code == 0, err
-    done = raypipe("train", *there, cwd=tmp_path, env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert isinstance(json.loads(done.stdout), dict)
+    code, out, err = cli("train", *there)
+    assert code == 0, out + err
+    assert isinstance(json.loads(out), dict)
     assert (tmp_path / "tables" / "there" / "_delta_log").is_dir()
     assert list((tmp_path / "runs" / "there").iterdir())
     # Detached, then found again from another terminal.
-    done = raypipe("predict", *there, "--detach", cwd=tmp_path, env=env)
-    job = json.loads(done.stdout)["job"]
+    code, out, err = cli("predict", *there, "--detach")
+    assert code == 0, err
+    job = json.loads(out)["job"]
     before = len(Jobs(ray_session).listed())
-    # Without the token nothing starts, while that one runs.
-    refused = [{"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_TOKEN": "0" * 64}]
+    # Without the token nothing starts, while that one runs. Ray reads the token once a process.
+    refused = [
+        (["train", *there], {"RAY_AUTH_TOKEN": "0" * 64}),
+        (["jobs", ray_session, "--json"], {"RAY_AUTH_MODE": "disabled"}),
+    ]
     with ThreadPoolExecutor() as pool:
         for done in pool.map(
-            lambda e: raypipe("train", *there, cwd=tmp_path, env=env | e), refused
+            lambda each: raypipe(*each[0], cwd=tmp_path, env=env | each[1]), refused
         ):
             assert done.returncode == 2 and "auth_token" in done.stderr, done.stderr
             assert "Traceback" not in done.stderr and not done.stdout
-    done = raypipe("jobs", ray_session, "--follow", job, "--json", cwd=tmp_path)
-    assert done.returncode == 0 and json.loads(done.stdout)["images"] > 0, done.stderr
-    done = raypipe("jobs", ray_session, "--json", cwd=tmp_path)
-    listed = json.loads(done.stdout)["jobs"]
+    code, out, err = cli("jobs", ray_session, "--follow", job, "--json")
+    assert code == 0 and json.loads(out)["images"] > 0, err
+    code, out, err = cli("jobs", ray_session, "--json")
+    listed = json.loads(out)["jobs"]
     assert [each["verb"] for each in listed[:2]] == ["predict", "train"] and len(listed) == before
 
 

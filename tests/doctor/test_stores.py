@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import sqlite3
 import sys
@@ -18,8 +19,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from raypipe.doctor import stores
 from raypipe.errors import ConfigError
-from raypipe.registry.store_check import migrate
+from raypipe.registry.store_check import examine, migrate
 from raypipe.tables.store_check import FOLDER
 from raypipe.tables.table import append
 from tests.cloud.conftest import served
@@ -130,7 +132,7 @@ def refusing(request: pytest.FixtureRequest) -> Iterator[str]:
         do_GET = do_POST
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Refusal) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
@@ -176,8 +178,15 @@ def test_a_store_of_mlflow_in_plain_files(doctor: Doctor, tmp_path: Path) -> Non
     assert doctor("registry.uri=null", *words).state("mlflow") == "ok"
 
 
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A SQLite store as the release before made it, one revision back; and that revision. Copy
+    it."""
+    file = tmp_path_factory.mktemp("old") / "mlflow.db"
+    return file, make_old(file)
+
+
 def make_old(file: Path) -> str:
-    """A SQLite store as the release before made it: one revision back. Returns that revision."""
     from alembic import command
     from alembic.script import ScriptDirectory
     from mlflow.store.db.utils import _get_alembic_config, create_sqlalchemy_engine
@@ -195,31 +204,30 @@ def make_old(file: Path) -> str:
     return str(before.revision)
 
 
-def test_a_store_of_an_older_mlflow(doctor: Doctor, tmp_path: Path) -> None:
+def test_a_store_of_an_older_mlflow(old: tuple[Path, str], doctor: Doctor, tmp_path: Path) -> None:
     file = tmp_path / "run" / "mlflow" / "mlflow.db"
     file.parent.mkdir(parents=True)
-    revision = make_old(file)
-    words = (f"run.dir={tmp_path / 'run'}", "--only", "mlflow")
-    told = doctor(*words)
-    finding = told.findings["mlflow"]
-    assert told.code == 1 and f"its schema is {revision}" in finding["seen"]
-    assert f"mlflow db upgrade sqlite:///{file}" in finding["way_out"] and finding["can_fix"]
+    shutil.copyfile(old[0], file)
+    revision = old[1]
+    finding = stores._of_other_release(None, examine(None, str(file.parent)))
+    assert finding.state == "fail" and f"its schema is {revision}" in finding.seen
+    assert f"mlflow db upgrade sqlite:///{file}" in finding.way_out and finding.mend is not None
 
-    mended = doctor(*words, "--fix")
+    mended = doctor(f"run.dir={tmp_path / 'run'}", "--only", "mlflow", "--fix")
     assert mended.state("mlflow") == "ok" and mended.code == 0
     copy = file.with_name(f"{file.name}.before-{revision}")
     assert f"copies {file} to {copy}" in mended.err
-    with closing(sqlite3.connect(copy)) as old:
-        assert old.execute("select version_num from alembic_version").fetchall() == [(revision,)]
+    with closing(sqlite3.connect(copy)) as before:
+        assert before.execute("select version_num from alembic_version").fetchall() == [(revision,)]
 
 
-def test_a_migration_that_breaks_off_is_undone(tmp_path: Path) -> None:
+def test_a_migration_that_breaks_off_is_undone(old: tuple[Path, str], tmp_path: Path) -> None:
     """The store claims to be four releases older than it is: a step adds what is there already."""
     from alembic.script import ScriptDirectory
     from mlflow.store.db.utils import _get_alembic_config
 
     file = tmp_path / "mlflow.db"
-    make_old(file)
+    shutil.copyfile(old[0], file)
     revisions = list(ScriptDirectory.from_config(_get_alembic_config("")).walk_revisions())
     claimed = str(revisions[4].revision)
     with closing(sqlite3.connect(file)) as store:

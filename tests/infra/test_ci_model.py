@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import forked
+
 ROOT = Path(__file__).parents[2]
 NAME = "raypipe_uat.solar.cells"
 Ask = Callable[..., tuple[int, dict[str, Any], str]]
@@ -92,7 +94,7 @@ def workspace() -> Iterator[Workspace]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     state.host = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     yield state
     server.shutdown()
@@ -118,10 +120,12 @@ def ask(workspace: Workspace, tmp_path: Path) -> Ask:
     """`ask("--name", …)` -> (exit code, what it printed, stderr)."""
 
     def run(*words: str, login: str = "github-oidc") -> tuple[int, dict[str, Any], str]:
-        command = [sys.executable, str(ROOT / "infra" / "ci" / "model.py"), *words]
-        env = _environment(workspace, login)
-        done = subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=60, cwd=tmp_path
+        done = forked.run(
+            forked.SCRIPT,
+            ROOT / "infra" / "ci" / "model.py",
+            *words,
+            env=_environment(workspace, login),
+            cwd=tmp_path,
         )
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         return done.returncode, json.loads(lines[0]) if lines else {}, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from raypipe.registry import mlflow_model, package
 from raypipe.registry.package import Package, Reference
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
+from tests.registry import stores
+from tests.registry.stores import Address
 
 CFG = ModelConfig(name="small_cnn", pretrained=False, mode="finetune")
 
@@ -31,15 +34,17 @@ def model() -> ImageModel:
     return made
 
 
-@pytest.fixture
-def built(model: ImageModel, tmp_path: Path) -> Package:
+def small_package(model: ImageModel, folder: Path) -> Package:
     rng = np.random.default_rng(1)
     features, scores = rng.normal(size=(30, 64)), rng.dirichlet(np.ones(3), 30)
     reference = Reference(features, scores, tuple(f"image {i}" for i in range(30)))
     facts = {"table": {"uri": "/somewhere", "version": 3}, "metrics": {"val_accuracy": 0.9}}
-    return Package(
-        package.build(tmp_path / "package", model, CFG, ("a", "b", "c"), reference, facts)
-    )
+    return Package(package.build(folder, model, CFG, ("a", "b", "c"), reference, facts))
+
+
+@pytest.fixture
+def built(model: ImageModel, tmp_path: Path) -> Package:
+    return small_package(model, tmp_path / "package")
 
 
 @pytest.fixture(scope="session")
@@ -50,10 +55,30 @@ def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     )
 
 
+@pytest.fixture(scope="session")
+def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
+    """One `mlflow server` for the session: its start takes ten seconds. Tests use own model
+    names."""
+    with stores.address("server", tmp_path_factory.mktemp("server")) as address:
+        yield address
+
+
+@pytest.fixture(scope="module", params=stores.ALL)
+def address(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Address]:
+    """A store of each kind."""
+    if request.param == "server":
+        yield request.getfixturevalue("mlflow_server")
+        return
+    with stores.address(request.param, tmp_path_factory.mktemp("mlflow")) as address:
+        yield address
+
+
 @pytest.fixture
 def little_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is registered has one file of code, for tests that do not load it by MLflow: a server
-    takes raypipe's 500 one by one, in ten seconds.
+    takes files one by one, fifty a second.
     """
     code = tmp_path / "code" / "raypipe"
     code.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A process that promotes versions: python -m tests.registry.mover JSON, which has
+"""A process that promotes versions: PROGRAM with an argument of JSON, which has
 
 registry, dir      the section, and the run's folder
 versions           the versions to promote, one after the other, each from wherever the alias is
@@ -11,10 +11,8 @@ It prints one JSON line: the versions that it moved to, and the messages of refu
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -23,6 +21,12 @@ from raypipe.errors import RaypipeError
 from raypipe.registry import follow, promote
 from raypipe.registry.store import open_store
 from raypipe.registry.tracking import RegistryConfig
+
+PROGRAM = """
+import json, sys
+from tests.registry import mover
+print(json.dumps(mover.main(json.loads(sys.argv[1]))), flush=True)
+"""
 
 
 def main(given: dict) -> dict:
@@ -46,7 +50,3 @@ def main(given: dict) -> dict:
         except RaypipeError as e:
             refused.append(str(e))
     return {"won": won, "refused": refused}
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(json.loads(sys.argv[1]))), flush=True)

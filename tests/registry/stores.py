@@ -16,6 +16,15 @@ from tests.registry.unity_catalog import Catalog
 from tests.serve import servers
 
 ALL = ["sqlite", "server", pytest.param("unity", marks=pytest.mark.slow)]
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("server", "unity")]
+# For what is about the table of moves, and not about what MLflow keeps.
+sqlite_first = pytest.mark.parametrize("address", ["sqlite", *SLOW], indirect=True)
+# For what two processes do at once: the slower store gives them more time for it.
+server_first = pytest.mark.parametrize(
+    "address",
+    ["server", *(pytest.param(k, marks=pytest.mark.slow) for k in ("sqlite", "unity"))],
+    indirect=True,
+)
 
 
 @dataclass(frozen=True)

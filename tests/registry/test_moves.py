@@ -7,8 +7,6 @@ import dataclasses
 import json
 import logging
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,18 +26,9 @@ from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.watch import retrained
 from raypipe.watch.decide import Decision
-from tests.registry import stores
+from tests import forked
+from tests.registry import mover, stores
 from tests.registry.stores import Address
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module", params=stores.ALL)
-def address(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Address]:
-    with stores.address(request.param, tmp_path_factory.mktemp("mlflow")) as address:
-        yield address
 
 
 @dataclass
@@ -62,13 +51,12 @@ class Place:
         cfg = RegistryConfig(**given, **changes)
         return open_store(RunConfig(dir=str(self.root / run)), cfg)
 
-    def start(self, run: str, versions: list[int], **more: object) -> subprocess.Popen:
+    def start(self, run: str, versions: list[int], **more: object) -> forked.Process:
         (self.root / run).mkdir(exist_ok=True)
         registry = self.address.settings | {"moves": self.moves, "model": self.model}
         given = {"registry": registry, "dir": str(self.root / run)}
         given |= {"versions": versions, "go": str(self.root / "go"), "expected": "any"} | more
-        command = [sys.executable, "-m", "tests.registry.mover", json.dumps(given)]
-        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return forked.start(mover.PROGRAM, json.dumps(given))
 
     def config(self, **registry: object) -> Path:
         file = self.root / "mine.yaml"
@@ -113,6 +101,7 @@ def told(store: Store) -> list[tuple[int | None, int | None, str]]:
     return [(m.version_from, m.version_to, m.why) for m in moves.read(store).moves]
 
 
+@stores.server_first
 def test_of_two_processes_with_two_run_folders_one_wins(place: Place) -> None:
     store = place.open()
     move(store, 1)
@@ -130,10 +119,11 @@ def test_of_two_processes_with_two_run_folders_one_wins(place: Place) -> None:
     assert told(store) == [(None, 1, "promotion"), (1, won[0], "promotion")]
 
 
+@stores.server_first
 def test_two_promoters_in_a_loop_leave_one_chain(place: Place) -> None:
     store = place.open()
     (place.root / "go").touch()
-    both = [place.start("a", [1, 2] * 5), place.start("b", [3, 4] * 5)]
+    both = [place.start("a", [1, 2] * 3), place.start("b", [3, 4] * 3)]
     said = [json.loads(process.communicate(timeout=200)[0]) for process in both]
     found = moves.read(store).moves
     assert len(found) <= sum(len(one["won"]) for one in said)
@@ -208,6 +198,7 @@ def test_a_move_by_hand_in_mlflow_is_recorded_and_stays(
     assert alias(store) == 2
 
 
+@stores.sqlite_first
 def test_who_may_only_read_the_table_follows_a_move_by_hand(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -296,6 +287,7 @@ def test_models_and_aliases_in_one_table_are_told_apart(place: Place) -> None:
     assert told(store) == [] and promote.champion(store) is None
 
 
+@stores.sqlite_first
 @pytest.mark.parametrize("broken", ["something else", "lacks columns", "no log"])
 def test_a_table_that_is_none_of_moves_is_one_message(place: Place, broken: str) -> None:
     if broken == "something else":
@@ -315,6 +307,7 @@ def test_a_table_that_is_none_of_moves_is_one_message(place: Place, broken: str)
         assert DeltaTable(place.moves).version() == 0
 
 
+@stores.sqlite_first
 @pytest.mark.parametrize("changes", [{"number": None}, {"at": None}, {"evidence": "{"}])
 def test_a_foreign_row_is_one_message(place: Place, changes: dict[str, object]) -> None:
     store = place.open()
@@ -420,6 +413,7 @@ def test_where_the_table_is(tmp_path: Path) -> None:
         assert of(registry=named, artifacts=artifacts) == (named["moves"], None, True)
 
 
+@stores.sqlite_first
 def test_hosts_that_share_no_table_are_told_so(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -429,6 +423,7 @@ def test_hosts_that_share_no_table_are_told_so(
     assert "not fenced" in caplog.text and "Set registry.moves" in caplog.text
 
 
+@stores.sqlite_first
 def test_a_copied_run_folder_and_a_clock_that_goes_back(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

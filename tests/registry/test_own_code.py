@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from raypipe.models import own_code
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry import package
 from raypipe.registry.package import Package, Reference
+from tests import forked
 from tests.conftest import Draw
 
 NETS = """
@@ -106,10 +106,7 @@ def test_it_loads_where_the_module_is_not(mine: Path, tmp_path: Path, textured: 
         "made = Package(Path(sys.argv[1]), sys.argv[2])\n"
         "print(made.predict([Path(sys.argv[3]).read_bytes()]).scores_NC[0, 0])"
     )
-    arguments = [str(made.folder), made.seal, str(tmp_path / "image")]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
-    )
+    done = forked.run(code, made.folder, made.seal, tmp_path / "image")
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == pytest.approx(made.predict([textured(1, 40)]).scores_NC[0, 0])
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables.table import TableVersion
-from tests.registry import stores
 from tests.registry.stores import Address
 
 VERSION = TableVersion("/data/cells", 17)
@@ -33,14 +32,6 @@ VERSION = TableVersion("/data/cells", 17)
 @pytest.fixture
 def store(shared_store: Store, request: pytest.FixtureRequest) -> Store:
     return dataclasses.replace(shared_store, model=f"model of {request.node.name[:40]}")
-
-
-@pytest.fixture(scope="module", params=stores.ALL)
-def address(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Address]:
-    with stores.address(request.param, tmp_path_factory.mktemp("mlflow")) as address:
-        yield address
 
 
 @pytest.fixture
@@ -58,7 +49,7 @@ def register(store: Store, built: Package, key: str) -> ModelVersion:
 
 
 def test_a_registered_package_is_served_by_mlflow_and_holds_no_pickle(
-    promoting: Store, built: Package, textured: Callable[..., bytes]
+    promoting: Store, built: Package, textured: Callable[..., bytes], tmp_path: Path
 ) -> None:
     store = promoting
     made = register(store, built, "served")
@@ -71,7 +62,9 @@ def test_a_registered_package_is_served_by_mlflow_and_holds_no_pickle(
     )
 
     images = [textured(seed, 40) for seed in range(5)]
-    served = mlflow.pyfunc.load_model(f"models:/{store.model}/1")
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    served = mlflow.pyfunc.load_model(f"models:/{store.model}/1", dst_path=str(kept))
     said = served.predict(pd.DataFrame({"image": images}))
     mine = built.predict(images)
     assert said["label"].tolist() == mine.labels
@@ -81,7 +74,6 @@ def test_a_registered_package_is_served_by_mlflow_and_holds_no_pickle(
 
     fetched = promote.fetch(store, made)
     assert fetched.classes == built.classes and fetched.predict(images).labels == mine.labels
-    kept = Path(mlflow.artifacts.download_artifacts(f"models:/{store.model}/1"))
     files = [p for p in kept.rglob("*") if p.is_file()]
     assert any(p.name == "weights.safetensors" for p in files)
     assert not [p for p in files if p.suffix in (".pkl", ".pickle", ".pt", ".pth", ".bin")]

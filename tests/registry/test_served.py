@@ -23,13 +23,15 @@ import torch
 from mlflow.exceptions import MlflowException
 from PIL import Image
 
+import raypipe
 from raypipe.errors import DataError
 from raypipe.images.decode import decode
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import inputs, package, promote, runs
+from raypipe.registry import inputs, mlflow_model, package, promote, runs
 from raypipe.registry.package import Package, Reference
 from raypipe.registry.store import Store
 from tests.conftest import Draw
+from tests.registry.conftest import small_package
 
 
 def register(store: Store, folder: Path, model: str) -> Path:
@@ -44,9 +46,23 @@ def register(store: Store, folder: Path, model: str) -> Path:
     return Path(files)
 
 
-@pytest.fixture
-def logged(shared_store: Store, built: Package, request: pytest.FixtureRequest) -> Path:
-    return register(shared_store, built.folder, f"served {request.node.name[:40]}")
+@pytest.fixture(scope="module")
+def built(model: ImageModel, tmp_path_factory: pytest.TempPathFactory) -> Package:
+    """One for all tests here, which read it."""
+    return small_package(model, tmp_path_factory.mktemp("served") / "package")
+
+
+@pytest.fixture(scope="module")
+def logged(shared_store: Store, built: Package) -> Path:
+    """With all of raypipe's code. Read it, do not change it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(mlflow_model, "CODE", Path(raypipe.__file__).parent)
+        return register(shared_store, built.folder, "served")
+
+
+@pytest.fixture(scope="module")
+def loaded(logged: Path) -> mlflow.pyfunc.PyFuncModel:
+    return mlflow.pyfunc.load_model(str(logged))
 
 
 def test_bytes_base64_and_pixels_are_one_image(
@@ -83,11 +99,12 @@ def test_bytes_base64_and_pixels_are_one_image(
     assert direct.predict(None, pixels_BHWC[0])["label"].tolist() == expected.labels[:1]
 
 
-def test_params_add_columns_and_thresholds(logged: Path, built: Package, textured: Draw) -> None:
-    model = mlflow.pyfunc.load_model(str(logged))
+def test_params_add_columns_and_thresholds(
+    loaded: mlflow.pyfunc.PyFuncModel, built: Package, textured: Draw
+) -> None:
     images = pd.DataFrame({"image": [textured(seed, 32) for seed in range(8)]})
     expected = built.predict(images["image"].tolist())
-    found = model.predict(images, params={"top_k": 9, "embedding": True})
+    found = loaded.predict(images, params={"top_k": 9, "embedding": True})
     assert [top[0] for top in found["top_labels"]] == expected.labels
     assert [sorted(top, reverse=True) for top in found["top_scores"]] == found[
         "top_scores"
@@ -96,12 +113,12 @@ def test_params_add_columns_and_thresholds(logged: Path, built: Package, texture
     np.testing.assert_array_equal(np.stack(found["embedding"]), expected.features_ND)
 
     middle = float(np.median(expected.scores_NC.max(1)))
-    found = model.predict(images, params={"threshold": middle})
+    found = loaded.predict(images, params={"threshold": middle})
     reached = (expected.scores_NC.max(1) >= middle).tolist()
     assert [label != "" for label in found["label"]] == reached and {True, False} == set(reached)
     for params in ({"threshold": 1.5}, {"top_k": -1}):
         with pytest.raises(MlflowException, match=r"(top_k|threshold) is a .*From|0 or more"):
-            model.predict(images, params=params)
+            loaded.predict(images, params=params)
 
 
 @pytest.mark.parametrize(
@@ -126,12 +143,11 @@ def test_params_add_columns_and_thresholds(logged: Path, built: Package, texture
     ],
 )
 def test_what_is_no_image_costs_its_own_row(
-    value: Any, reason: str, logged: Path, built: Package, textured: Draw
+    value: Any, reason: str, loaded: mlflow.pyfunc.PyFuncModel, built: Package, textured: Draw
 ) -> None:
-    model = mlflow.pyfunc.load_model(str(logged))
     good = [textured(1, 32), textured(2, 32)]
     given = pd.DataFrame({"image": pd.Series([good[0], value, good[1]], dtype=object)})
-    found = model.predict(given, params={"top_k": 1})
+    found = loaded.predict(given, params={"top_k": 1})
     assert [found["label"][0], found["label"][2]] == built.predict(good).labels
     row = found.loc[1, ["label", "score", "scores", "top_labels"]].tolist()
     assert row == ["", None, None, None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlparse
 
 import pytest
 
@@ -14,7 +15,8 @@ from raypipe.config import RunConfig
 from raypipe.registry import runs, system_metrics
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
-from tests.serve import servers
+from tests.cluster.cut import Proxy
+from tests.registry.stores import Address
 
 RECEIVED = "network_receive_megabytes"
 
@@ -69,17 +71,19 @@ def test_no_nodes_and_many_samples(store: Store) -> None:
 
 
 def test_a_server_that_dies_costs_these_metrics_and_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    mlflow_server: Address,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", "0")
-    backend = ("--backend-store-uri", f"sqlite:///{tmp_path}/store.db")
-    arguments = ("server", "--workers", "1", *backend)
-    with servers.mlflow(*arguments, ready="/health", log=tmp_path / "log") as address:
-        run = RunConfig(dir=str(tmp_path / "run"))
-        store = open_store(run, RegistryConfig(uri=address))
-        run_id = store.client.create_run(store.experiment_id).info.run_id
+    proxy = Proxy(urlparse(mlflow_server.uri).port or 0)
+    run = RunConfig(dir=str(tmp_path / "run"))
+    store = open_store(run, RegistryConfig(uri=f"http://127.0.0.1:{proxy.port}"))
+    run_id = store.client.create_run(store.experiment_id).info.run_id
+    proxy.cut()
     caplog.set_level(logging.WARNING, logger="raypipe")
     system_metrics.log(store, run_id, nodes("a", "b", samples=900))
     (warning,) = [r.getMessage() for r in caplog.records if r.name == "raypipe"]

@@ -6,8 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -24,11 +22,11 @@ from raypipe.registry import catalog, promote, runs
 from raypipe.registry.package import Package
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
+from tests import forked
 from tests.registry import unity_catalog
 from tests.registry.unity_catalog import Double
 from tests.serve import servers
 
-ROOT = Path(__file__).parents[2]
 UNITY = {"registry_uri": "databricks-uc"}
 
 
@@ -56,6 +54,7 @@ def register(store: Store, built: Package, key: str, **tags: str) -> promote.Mod
     return promote.register(store, run_id, built.folder, key, tags)
 
 
+@pytest.mark.usefixtures("little_code")
 def test_a_package_goes_there_and_back(
     store: Store, built: Package, double: Double, textured: Callable[..., bytes]
 ) -> None:
@@ -126,9 +125,8 @@ def test_a_version_whose_writer_died_is_none(store: Store, built: Package, doubl
         "with runs.run(store, 'dies', 'train', {}, None) as run_id: pass\n"
         "promote.register(store, run_id, Path(given['package']), 'dies', {})\n"
     )
-    command = [sys.executable, "-c", code, json.dumps(given), str(built.folder.parent / "other")]
-    died = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
-    assert died.returncode == -signal.SIGKILL, died.stderr.decode()[-2000:]
+    died = forked.run(code, json.dumps(given), built.folder.parent / "other")
+    assert died.returncode == -signal.SIGKILL, died.stderr[-2000:]
     [left] = double.catalog.versions[store.model].values()
     assert left["status"] == "PENDING_REGISTRATION" and left["tags"]["raypipe__key"] == "dies"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +10,7 @@ import pytest
 from raypipe.errors import DataError
 from raypipe.tables.commits import rows_named, rows_once
 from raypipe.tables.table import append
+from tests import forked
 
 SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64())])
 RACER = """
@@ -44,10 +43,7 @@ def test_two_processes_that_look_before_either_writes_leave_one_set_of_rows(
     gate.mkdir()
     if exists:
         rows_once(uri, SCHEMA, {"key": "b"}, lambda: rows("b", 7), "evidence")
-    command = [sys.executable, "-c", RACER, uri, str(gate)]
-    both = [
-        subprocess.Popen([*command, me], stdout=subprocess.PIPE, text=True) for me in ("1", "2")
-    ]
+    both = [forked.start(RACER, uri, gate, me) for me in ("1", "2")]
     said = [racer.communicate(timeout=120)[0] for racer in both]
     assert [racer.returncode for racer in both] == [0, 0]
     kept = rows_named(uri, {"key": "a"})["value"].to_pylist()

@@ -59,7 +59,9 @@ def test_cut_flipped_exploding_and_renamed_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "formats", [decode.FORMATS, get_args(decode.Format)], ids=["default formats", "all formats"]
+    "formats",
+    [pytest.param(decode.FORMATS, marks=pytest.mark.slow), get_args(decode.Format)],
+    ids=["default formats", "all formats"],
 )
 def test_the_images_that_pillow_tests_itself_with(tmp_path: Path, formats: tuple[str, ...]) -> None:
     try:

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from raypipe.config import replace
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
-from raypipe.train import parallel, trainer
+from raypipe.train import checkpoint, parallel, trainer
 from raypipe.train.measure.flops import flops_per_image, peak_flops
 from raypipe.train.measure.meter import UNREAD, Meter, Position, StreamClock
 from raypipe.train.measure.profile import profiler
@@ -315,8 +315,10 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_two_ray_workers_tell_steps_and_write_traces_and_event_files(jobs: Jobs) -> None:
-    small = jobs(**{"train.workers": 2, "train.epochs": 3})
+def test_two_ray_workers_of_a_stream_tell_steps_and_write_traces_and_event_files(
+    jobs: Jobs,
+) -> None:
+    small = jobs(**{"train.workers": 2, "train.epochs": 3, "feed.carrier": "offload"})
     asked = replace(small, {"train.profile": "step:2-3", "train.tensorboard": True})
     key = small.training_key(pin(small.table, small.feed).version)
     assert (
@@ -324,6 +326,9 @@ def test_two_ray_workers_tell_steps_and_write_traces_and_event_files(jobs: Jobs)
     )  # looking changes nothing
     told: list[Position] = []
     result = trainer.run(asked, report_position=told.append)
+    assert result.metrics["images_per_s"] > 0
+    assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
+    assert checkpoint.verify(Path(result.checkpoint)) is None
     folder = asked.folder(result.key)
     assert {p.epoch for p in told} == {0, 1, 2} and told[-1].step == told[-1].steps
     assert [p.name for p in sorted((folder / "profile").iterdir())] == [

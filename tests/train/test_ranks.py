@@ -22,7 +22,7 @@ def fails(rank: int) -> None:
 
 def test_ranks_that_hang_are_stopped_and_show_where() -> None:
     with pytest.raises(TimeoutError, match=r"(?s)2 ranks did not end in .*rank 1\n.*in sleeps"):
-        ranks.start(sleeps, (), 2, limit_s=10)
+        ranks.start(sleeps, (), 2, limit_s=3)
 
 
 class Stuck:
@@ -38,7 +38,7 @@ class Stuck:
 def test_ranks_that_never_meet_are_started_three_times_and_then_say_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ranks, "MEETING_S", 2.0)
+    monkeypatch.setattr(ranks, "MEETING_S", 0.5)
     with pytest.raises(TimeoutError, match=r"2 ranks did not meet in .*\nrank 0\nnever began"):
         ranks.start(fails, (Stuck(),), 2)
     assert Stuck.times == 3 * 2  # once a rank

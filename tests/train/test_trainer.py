@@ -156,24 +156,6 @@ def traced(folder: Path) -> dict[tuple[int, int], list[str]]:
     }
 
 
-def test_two_workers_train_from_a_stream(jobs: Jobs) -> None:
-    """The batch is larger than a rank's share of the rows: the rank trains on all of them."""
-    job = jobs(
-        **{
-            "train.workers": 2,
-            "feed.carrier": "offload",
-            "train.batch_size": 64,
-            "train.epochs": 3,
-            "train.lr": 0.02,
-        }
-    )
-    result = trainer.run(job)
-    assert result.metrics["images_per_s"] > 0
-    assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
-    assert 0.5 < result.metrics["val_accuracy"] <= 1
-    assert checkpoint.verify(Path(result.checkpoint)) is None
-
-
 def test_frozen_training_is_the_same_with_one_worker_and_with_two(jobs: Jobs) -> None:
     frozen = {
         "model.name": "efficientnet_lite0",

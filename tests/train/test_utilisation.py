@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +107,10 @@ def test_too_few_samples_say_nothing() -> None:
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_training_logs_its_node_to_mlflow(jobs: Jobs) -> None:
-    # Long enough for several samples on a fast machine, too.
-    job = jobs(**{"train.epochs": 250, "cluster.usage_every_s": 1})
+    job = jobs(**{"train.epochs": 8, "cluster.usage_every_s": 1})
     planned = trainer.plan(job)
-    result = trainer.run(planned)
+    # Long enough for several samples on a fast machine, too.
+    result = trainer.run(planned, progress=lambda metrics, state: time.sleep(0.4))
     (recorded,) = usage.read(planned.folder / usage.FILE).values()
     assert recorded.samples, "the training was shorter than a second"
     store = open_store(job.run, RegistryConfig())

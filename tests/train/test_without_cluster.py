@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from raypipe.config import save
 from raypipe.errors import ClusterError
 from raypipe.train.launch import check_workers
 
+from .. import forked
 from .conftest import Jobs
 
 RUN = """
@@ -35,9 +34,7 @@ def test_a_single_worker_needs_no_cluster(jobs: Jobs, tmp_path: Path) -> None:
         jobs(**{"train.epochs": 2, "cluster.address": "none", "feed.test": "val"}),
         tmp_path / "job.yaml",
     )
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, str(tmp_path / "job.yaml")], capture_output=True, text=True
-    )
+    done = forked.run(RUN, tmp_path / "job.yaml")
     assert done.returncode == 0, done.stderr
     epochs, tested, validated = done.stdout.split()
     assert epochs == "2" and float(tested) == pytest.approx(float(validated))

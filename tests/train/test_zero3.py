@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +15,7 @@ from raypipe.train import trainer, worker_group
 from ..pixels import decoded
 from .conftest import Jobs
 
-needs_compiler = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="DeepSpeed compiles its CPU operator with g++"
-)
 
-
-@needs_compiler
 @pytest.mark.usefixtures("ray_session")
 def test_two_workers_hold_half_each_and_save_what_a_plain_model_loads(
     jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from raypipe.watch.cycle import Journal
 from raypipe.watch.decide import Decision
 from raypipe.watch.detect import DriftReport
 from raypipe.watch.settings import WatchConfig
+from tests import forked
 
 NO, WAITS = Decision(False, "No drift: the champion stays"), Decision(False, "waiting for labels")
 KILLED = """
@@ -82,8 +81,7 @@ def test_many_at_once_add_each_answer_once(run: RunConfig) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_before_or_after_the_commit_leaves_one_row(run: RunConfig, when: str) -> None:
-    command = [sys.executable, "-c", KILLED, str(run.path), when]
-    died = subprocess.run(command, capture_output=True, text=True, check=False)
+    died = forked.run(KILLED, run.path, when)
     assert died.returncode == -9, died.stderr[-2000:]
     assert len(said(run)) == (when == "after")
     keep(run, Decision(False, "no"))

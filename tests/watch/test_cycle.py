@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 from raypipe.errors import DataError
 from raypipe.watch import cycle
 from raypipe.watch.cycle import Busy, Held, Journal, LeaseLost, hold
+from tests import forked
 
 HOLDER = """
 import os, sys, time
@@ -36,10 +35,9 @@ def journal(place: str, scope: str = "cells") -> Journal:
     return Journal(place, scope, None)
 
 
-def other_process(place: str, seconds: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", HOLDER, place, str(seconds)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "Held\n"
+def other_process(place: str, seconds: float) -> forked.Process:
+    process = forked.start(HOLDER, place, seconds)
+    assert process.stdout.readline() == "Held\n"
     return process
 
 
@@ -94,7 +92,7 @@ def test_a_killed_holder_is_followed_at_once(place: str) -> None:
 
 def test_on_another_machine_silence_decides(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its processes cannot be seen from here, and its clock is of no account."""
-    monkeypatch.setattr(cycle, "LEASE_S", 4.0)
+    monkeypatch.setattr(cycle, "LEASE_S", 2.5)
     far = {"who": "far process 1", "kernel": "another", "pid": 1, "started": 0.0}
     assert journal(place).add("c", "held", "far", far)
     stop = threading.Event()
@@ -114,7 +112,7 @@ def test_on_another_machine_silence_decides(place: str, monkeypatch: pytest.Monk
     began = time.monotonic()
     with hold(journal(place), "c") as held:
         assert isinstance(held, Held)
-        assert time.monotonic() - began > 3.9
+        assert time.monotonic() - began > 2.4
 
 
 def test_who_slept_through_its_lease_writes_nothing_more(place: str) -> None:
@@ -143,9 +141,8 @@ def test_what_broke_is_kept_and_gives_the_lease_back(place: str) -> None:
 
 
 def test_of_four_at_once_one_holds(place: str) -> None:
-    command = [sys.executable, "-c", HOLDER, place, "60"]
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    said = [process.stdout.readline().strip() for process in started if process.stdout]
+    started = [forked.start(HOLDER, place, 60) for _ in range(4)]
+    said = [process.stdout.readline().strip() for process in started]
     Path(place + ".stop").touch()
     assert [process.wait(60) for process in started] == [0, 0, 0, 0]
     assert sorted(said) == ["Busy", "Busy", "Busy", "Held"]

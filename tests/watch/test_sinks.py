@@ -24,6 +24,7 @@ from raypipe.watch import events, sinks
 from raypipe.watch.events import Event
 from raypipe.watch.settings import WatchConfig
 from raypipe.watch.sinks import Sinks, webhook
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 SECRET = "a-secret-of-the-webhook-0123"
@@ -452,10 +453,9 @@ def test_a_process_that_is_killed_while_it_delivers_holds_up_no_other(
         "tell = opened(Path(sys.argv[1]), sys.argv[2], within_s=20)\n"
         "for n in range(int(sys.argv[4])): tell.send(check(f'{sys.argv[3]}-{n}'))\n"
     )
-    begin = [sys.executable, "-c", code, str(tmp_path), receiver.url]
-    first = subprocess.Popen([*begin, "a", "9"], cwd=ROOT)
+    first = forked.start(code, tmp_path, receiver.url, "a", 9)
     assert hangs.wait(30)
-    other = subprocess.Popen([*begin, "b", "3"], cwd=ROOT)
+    other = forked.start(code, tmp_path, receiver.url, "b", 3)
     time.sleep(0.5)  # it waits for the lock by now, or comes later: both are well
     first.kill()
     assert first.wait(10) < 0 and other.wait(60) == 0
@@ -495,8 +495,7 @@ def test_two_processes_at_once_deliver_all(receiver: Receiver, tmp_path: Path) -
         "while not (folder / 'a').exists() or not (folder / 'b').exists(): time.sleep(0.001)\n"
         "for n in range(10): tell.send(check(f'{name}-{n}'))\n"
     )
-    command = [sys.executable, "-c", code, str(tmp_path), receiver.url]
-    both = [subprocess.Popen([*command, name], cwd=ROOT) for name in "ab"]
+    both = [forked.start(code, tmp_path, receiver.url, name) for name in "ab"]
     assert [process.wait(60) for process in both] == [0, 0]
     runs = [json.loads(body)["run"] for _, _, body in receiver.got]
     assert set(runs) == {f"run{name}-{n}" for name in "ab" for n in range(10)}

@@ -7,6 +7,7 @@ tests/train/test_zero3.py and test_parallel.py fail here.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -96,6 +97,16 @@ class Shares:
         """
         if self._stage == 3:
             self._zero.empty_partition_cache()
+
+
+def build_no_operator() -> None:
+    """Keep DeepSpeed from compiling an operator that no training uses.
+
+    On CPUs every process group of DeepSpeed has one for messages through shared memory. Inference
+    with tensor parallelism alone calls it (`inference_all_reduce`). Its first use compiled it for
+    half a minute on two cores, and needed g++.
+    """
+    import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
 
 
 def use_dynamic_loss_scaler(zero_optimizer: Any) -> Any:

@@ -12,6 +12,7 @@ import torch
 
 from raypipe import torch_cache
 from raypipe.errors import ConfigError
+from raypipe.train.parallel.deepspeed_private import build_no_operator
 from raypipe.train.parallel.settings import ParallelConfig
 
 log = logging.getLogger("raypipe")
@@ -37,6 +38,7 @@ def import_deepspeed(device: torch.device) -> Any:
         raise ConfigError(
             f"zero needs DeepSpeed: {e}", fix="pip install 'raypipe[deepspeed]'"
         ) from None
+    build_no_operator()
     return deepspeed
 
 

@@ -3,8 +3,6 @@
 zero1 shards the optimizer state, zero2 gradients too, zero3 parameters too. DeepSpeed's own
 checkpoints are pickled and tied to the world size. Here each rank saves its share of every tensor
 by name instead, so a run resumes at any world size and under any other strategy.
-
-The first use compiles an operator, which takes about 30 s.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from raypipe.watch.detectors.detector import Found, Pair, Setting
 from raypipe.watch.projection import LEAST_CVM
@@ -26,12 +26,12 @@ def cvm(pair: Pair, setting: Setting) -> Found:
 
 
 def _ks(one_N: np.ndarray, other_M: np.ndarray) -> tuple[float, float]:
-    found = stats.ks_2samp(one_N, other_M, method="asymp")
+    found = scipy.stats.ks_2samp(one_N, other_M, method="asymp")
     return float(found.statistic), float(found.pvalue)
 
 
 def _cvm(one_N: np.ndarray, other_M: np.ndarray) -> tuple[float, float]:
-    found = stats.cramervonmises_2samp(one_N, other_M)
+    found = scipy.stats.cramervonmises_2samp(one_N, other_M)
     return float(found.statistic), max(float(found.pvalue), LEAST_CVM)
 
 

@@ -9,7 +9,7 @@ together held.
 from __future__ import annotations
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from raypipe.watch.detectors.detector import Found, Pair, Setting
 
@@ -29,12 +29,12 @@ def chi2(pair: Pair, setting: Setting) -> Found:
     rows_2 = counts_2C.sum(1)
     expected_2C = rows_2[:, None] * counts_2C.sum(0) / rows_2.sum()
     if expected_2C.min() >= LEAST_EXPECTED:
-        tested = stats.chi2_contingency(counts_2C)
+        tested = scipy.stats.chi2_contingency(counts_2C)
         statistic, p_value = float(tested.statistic), float(tested.pvalue)
     else:
         statistic = float(((counts_2C - expected_2C) ** 2 / expected_2C).sum())
         if len(known) == 2:
-            p_value = float(stats.fisher_exact(counts_2C).pvalue)
+            p_value = float(scipy.stats.fisher_exact(counts_2C).pvalue)
         else:
             p_value = _permuted(counts_2C, expected_2C, statistic, setting)
 
