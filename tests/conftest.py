@@ -130,27 +130,6 @@ def quick_stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     event.remove(Engine, "connect", connected)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def part_of_the_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """With a model, raypipe's rooms up to the registry are registered: 80 files and not 540, each
-    of which is copied twice. No other is loaded with it; tests/registry/test_served.py has all.
-    """
-    from raypipe.registry import mlflow_model
-
-    whole = mlflow_model.CODE
-    rooms = {each.name for each in whole.iterdir() if each.is_dir()}
-    others = rooms - {"images", "models", "registry"}
-
-    def ignored(folder: str, names: list[str]) -> set[str]:
-        return others if Path(folder) == whole else {"__pycache__"}
-
-    part = tmp_path_factory.mktemp("code") / "raypipe"
-    shutil.copytree(whole, part, ignore=ignored)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(mlflow_model, "CODE", part)
-        yield
-
-
 Draw = Callable[..., bytes]
 Cli = Callable[..., tuple[int, str, str]]
 

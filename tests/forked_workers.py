@@ -71,7 +71,7 @@ def start() -> None:
                 # Not a child of this worker, which kills its own when it ends.
                 if os.fork():
                     os._exit(0)
-                with open(f"{os.environ[SERVER]}.log", "w") as log:
+                with Path(f"{os.environ[SERVER]}.log").open("w") as log:
                     os.dup2(log.fileno(), 2)
                 serve()
             os.waitpid(child, 0)
@@ -88,11 +88,13 @@ def work() -> None:
 
 def asked() -> bool:
     """Has the server made a worker with the arguments, environment and output of this process?"""
-    told = json.dumps([sys.argv, dict(os.environ), os.getcwd()]).encode()
+    told = json.dumps([sys.argv, dict(os.environ), str(Path.cwd())]).encode()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as to:
         try:
             to.connect(os.environ[SERVER])
-            to.sendmsg([told], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
+            to.sendmsg(
+                [told], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
+            )
             return to.recv(1) == b"y"
         except OSError:
             return False
@@ -119,7 +121,7 @@ def serve() -> None:
         server.listen(16)
         server.settimeout(1)
         # Under its name it answers.
-        os.rename(f"{os.environ[SERVER]}.new", os.environ[SERVER])
+        Path(f"{os.environ[SERVER]}.new").rename(os.environ[SERVER])
         while raylet.exists():
             with suppress(TimeoutError):
                 if is_fork(server.accept()[0]):

@@ -26,7 +26,7 @@ class Worker:
             "drawn": float(np.random.random()),
             "ended": subprocess.run([sys.executable, "-c", "raise SystemExit(3)"]).returncode,
             "hears_of_children": signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL,
-            "folder": os.getcwd(),
+            "folder": str(Path.cwd()),
             "address": os.environ["RAY_ADDRESS"],
         }
 
@@ -48,7 +48,7 @@ def test_workers_are_forks_that_share_nothing(tmp_path: Path) -> None:
         assert len({one[name] for one in told}) == 5
     for one in forks:
         assert one["ended"] == 3 and one["hears_of_children"]
-        assert one["folder"] == os.getcwd() and one["address"] == os.environ["RAY_ADDRESS"]
+        assert one["folder"] == str(Path.cwd()) and one["address"] == os.environ["RAY_ADDRESS"]
     # What has an environment of its own imports what that has.
     own = kind.options(runtime_env={"env_vars": {"PYTHONPATH": str(tmp_path)}}).remote()
     assert not ray.get(own.told.remote())["is_fork"]

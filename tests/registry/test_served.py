@@ -23,11 +23,10 @@ import torch
 from mlflow.exceptions import MlflowException
 from PIL import Image
 
-import raypipe
 from raypipe.errors import DataError
 from raypipe.images.decode import decode
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import inputs, mlflow_model, package, promote, runs
+from raypipe.registry import inputs, package, promote, runs
 from raypipe.registry.package import Package, Reference
 from raypipe.registry.store import Store
 from tests.conftest import Draw
@@ -54,10 +53,8 @@ def built(model: ImageModel, tmp_path_factory: pytest.TempPathFactory) -> Packag
 
 @pytest.fixture(scope="module")
 def logged(shared_store: Store, built: Package) -> Path:
-    """With all of raypipe's code. Read it, do not change it."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(mlflow_model, "CODE", Path(raypipe.__file__).parent)
-        return register(shared_store, built.folder, "served")
+    """Read it, do not change it."""
+    return register(shared_store, built.folder, "served")
 
 
 @pytest.fixture(scope="module")
