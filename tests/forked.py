@@ -208,18 +208,11 @@ def _become(
 
 
 if __name__ == "__main__":
-    import gc
-    import importlib
-
     from raypipe.cluster import connect
+    from tests.forked_workers import load
 
     connect.prepare_environment()
-    gc.disable()
-    for module in IMPORTED:
-        with suppress(ImportError):
-            importlib.import_module(module)
-    gc.freeze()
-    gc.enable()
+    load(IMPORTED)
     # Or each forked process would print it again.
     sys.stdout.flush()
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,7 +1,7 @@
 """Worker processes of the tests' Ray cluster are forks of one that has imported everything.
 
 A worker of Ray imports Ray, PyTorch and raypipe when it starts, 3 s of CPU. The tests start some
-hundred workers, each for a second of work: half of their time went there. Here the first worker's
+hundred workers, each for a second of work. Here the first worker's
 process also starts a server, which imports these modules once. Later ones ask it for a fork.
 
 A worker with a runtime environment of its own starts as always: what it imports may be another
@@ -14,13 +14,15 @@ Ray runs this file in the place of its own default_worker.py (see `installed`).
 from __future__ import annotations
 
 import array
+import gc
+import importlib
 import json
 import os
 import runpy
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -104,15 +106,7 @@ def serve() -> None:
     """Import, then fork whenever a worker asks, while the raylet lives; returns in each fork, once
     its work is done.
     """
-    import gc
-    import importlib
-
-    gc.disable()
-    for module in MODULES:
-        with suppress(ImportError):
-            importlib.import_module(module)
-    gc.freeze()
-    gc.enable()
+    load(MODULES)
     # Nobody waits for the forks.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     raylet = Path("/proc") / os.environ["RAY_RAYLET_PID"]
@@ -130,6 +124,19 @@ def serve() -> None:
             os._exit(0)
     work()
     raise SystemExit
+
+
+def load(modules: Sequence[str]) -> None:
+    """Import what is installed, once for all forks: the garbage collector leaves it alone.
+
+    Not cluster/worker.py's `load`: each worker imports that module itself, which sets its address.
+    """
+    gc.disable()
+    for module in modules:
+        with suppress(ImportError):
+            importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
 
 
 def is_fork(asking: socket.socket) -> bool:

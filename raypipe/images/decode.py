@@ -328,23 +328,26 @@ def _load(image: Image.Image) -> np.ndarray:
     except Exception as e:
         detail = f"{image.format} header, but the pixels do not decode ({e})"
         raise BadImage("broken", detail) from None
-    return _turn(pixels_HWC, image)
+    return upright(pixels_HWC, orientation(image))
 
 
 def _upright(simple: jpeg.Jpeg, data: Encoded, max_pixels: int) -> np.ndarray:
     """The pixels of a plain JPEG, upright. Its metadata are read only where it has some."""
     if not simple.tagged:
         return simple.pixels
-    return _turn(simple.pixels, open_image(data, max_pixels, ("JPEG",)))
+    turn = orientation(open_image(data, max_pixels, ("JPEG",)))
+    return upright(simple.pixels, turn)
 
 
-def _turn(pixels_HWC: np.ndarray, image: Image.Image) -> np.ndarray:
-    """Upright, with strides that torch accepts."""
-    turn = orientation(image)
+def upright(pixels_HWC: np.ndarray, turn: int) -> np.ndarray:
+    """Pixels of an image with this `orientation`, upright, with strides that torch accepts.
+
+    Gray images may have no last axis.
+    """
     if turn == 1:
         return pixels_HWC
     if turn in SIDEWAYS:
-        pixels_HWC = pixels_HWC.transpose(1, 0, 2)
+        pixels_HWC = pixels_HWC.swapaxes(0, 1)
     down = -1 if turn in UPSIDE_DOWN else 1
     across = -1 if turn in MIRRORED else 1
     # Not ascontiguousarray: it takes a flipped axis of one pixel for contiguous, and leaves its

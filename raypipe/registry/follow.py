@@ -35,9 +35,8 @@ from raypipe.tables import retries
 from raypipe.tables.commits import TRIES, Moved
 
 log = logging.getLogger("raypipe")
-_told: set[tuple[str, str, str]] = (
-    set()
-)  # tables whose lost moves were told of: a server looks often
+# Tables whose lost moves were told of: a server looks often.
+_told: set[tuple[str, str, str]] = set()
 LOOK_AGAIN_S = 0.5
 APPLIED = "raypipe.move."  # tag of a version, with the alias: the number of the applied move
 MOVED_AT = "raypipe.moved_at."  # the same: its number and its time

@@ -12,19 +12,9 @@ import numpy as np
 from PIL import Image
 
 from raypipe.errors import hidden
-from raypipe.images.decode import orientation
+from raypipe.images.decode import orientation, upright
 
 THUMBNAIL_PX = 160
-# What turns an image upright, by its EXIF orientation.
-TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -105,7 +95,7 @@ def thumbnail(image: bytes) -> str | None:
 def _shrunk(image: bytes) -> Image.Image:
     """Decode an image to 8-bit gray or RGB of at most THUMBNAIL_PX a side: upright, on white."""
     picture: Image.Image = Image.open(io.BytesIO(image), formats=("JPEG", "PNG", "WEBP"))
-    turn = TURNS.get(orientation(picture))
+    turn = orientation(picture)
     if picture.mode.startswith("I"):
         # 16-bit gray of industrial cameras: convert() would clip it to white, so scale it.
         gray = np.asarray(picture, np.float32)
@@ -117,4 +107,4 @@ def _shrunk(image: bytes) -> Image.Image:
         picture = Image.alpha_composite(Image.new("RGBA", above.size, "white"), above)
     picture = picture.convert("L" if picture.mode == "L" else "RGB")
     picture.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX))
-    return picture if turn is None else picture.transpose(turn)
+    return Image.fromarray(upright(np.asarray(picture), turn))
