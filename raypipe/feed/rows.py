@@ -17,6 +17,14 @@ from raypipe.feed.sampling import balanced_weights
 from raypipe.tables.fragment import Fragment, Options
 
 
+def drawn(count: int, most: int | None) -> np.ndarray | None:
+    """The samples that `Rows.sampled` takes of so many, in their order; None: all of them."""
+    if most is None or count <= most:
+        return None
+    chosen: np.ndarray = np.sort(np.random.default_rng(0).choice(count, most, replace=False))
+    return chosen
+
+
 @dataclass(frozen=True)
 class Rows:
     """The labelled rows of one split, without their images.
@@ -61,9 +69,9 @@ class Rows:
 
     def sampled(self, most: int | None) -> Rows:
         """These rows, or `most` of them, drawn evenly and always the same ones."""
-        if most is None or len(self) <= most:
+        chosen = drawn(len(self), most)
+        if chosen is None:
             return self
-        chosen = np.sort(np.random.default_rng(0).choice(len(self), most, replace=False))
         group_of = np.searchsorted(self.bounds, chosen, side="right") - 1
         groups, sizes_F = np.unique(group_of, return_counts=True)
 

@@ -58,6 +58,10 @@ ENDING_MARGIN, MARGIN = 0.15, 0.005
 FEWEST_EPOCHS = 3
 # At another resolution than the trial's, features have to settle first.
 FEWEST_AT_OTHER_SIDE = 5
+# Epochs that nobody has set are as many as there is time for: with the default of 20, a refit of an
+# hour's budget would leave a third of it unused. More than this many teach nothing more, and a host
+# may be half as fast again as it was while trials ran.
+MOST_EPOCHS, FASTER = 60, 1.5
 # A backbone that learned at 64 px is another one at 224 px.
 MOST_LARGER = 2.5
 # Trials have one thread each, and a refit has all of them. EfficientNet-Lite0 with three frozen
@@ -225,14 +229,15 @@ def plan_refit(
     ending: Ending,
     speed: Speed,
     images: int,
-    most_epochs: int,
+    most_epochs: int | None,
     sides: tuple[int, ...],
     without_s: float = 0.0,
 ) -> Refit | str:
     """The refit that fits, at the first of these sides for which its epochs fit; else why none.
 
-    ending: that of a refit. images: that it trains on in an epoch. sides: the wanted resolution
-    first, the trial's last. without_s: what the ending takes if the refit comes to nothing.
+    ending: that of a refit. images: that it trains on in an epoch. most_epochs: None where nobody
+    has set them. sides: the wanted resolution first, the trial's last. without_s: what the ending
+    takes if the refit comes to nothing.
     """
     needs, room_s = "", 0.0
     for side_px in sides:
@@ -242,11 +247,12 @@ def plan_refit(
         room_s = usable(budget_s) - spent_s - max(ending.at(larger).seconds, without_s)
         epoch_s = images / speed.train_images_per_s * larger**2
         fewest = FEWEST_EPOCHS if side_px == speed.side_px else FEWEST_AT_OTHER_SIDE
-        fewest = min(fewest, most_epochs)
+        fewest = min(fewest, most_epochs or fewest)
         if fewest * epoch_s <= room_s:
             fitting = int(room_s / epoch_s)
             why = f"{fitting} epochs of {epoch_s:.1f} s fit into {room_s:.0f} s ({speed})"
-            return Refit(most_epochs, room_s, side_px, why)
+            most = most_epochs or min(MOST_EPOCHS, int(FASTER * fitting))
+            return Refit(most, room_s, side_px, why)
         needs = f"{fewest} epochs at {side_px} px need {fewest * epoch_s:.0f} s"
     return f"{needs or 'no resolution fits'}, and {max(0.0, room_s):.0f} s are left ({speed})"
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from raypipe.errors import RaypipeError
 from raypipe.files import owned
@@ -25,6 +25,12 @@ from raypipe.timer import Alarm, interrupted
 from raypipe.train.stopping import OF_BUDGET
 
 WAITED_S = 0.5  # less is no waiting
+
+
+class IsLate(Protocol):
+    """Would what takes so many seconds end after its time?"""
+
+    def __call__(self, needs_s: float = 0.0) -> bool: ...
 
 
 class TooShort(RaypipeError):
@@ -235,15 +241,15 @@ class Ledger:
         """`left_s` by what the trials have said so far."""
         return self.left_s(*self._known)
 
-    def choosing(self) -> Callable[[], bool]:
+    def choosing(self) -> IsLate:
         """Has this part of choosing an ensemble, from now on, taken its time? Candidates are asked,
         and one is chosen. The half that each leaves is for what follows: the chosen one predicts
         validation, too, and is written."""
         left_s = self.left_now_s()
         if left_s is None or self.budget_s is None:
-            return lambda: False
+            return lambda needs_s=0.0: False
         ends_s = self.spent_s + min(budget.CHOOSING * self.budget_s, left_s) / 2
-        return lambda: self.spent_s > ends_s
+        return lambda needs_s=0.0: self.spent_s + needs_s > ends_s
 
     @contextmanager
     def owned(self, folder: Path) -> Iterator[None]:

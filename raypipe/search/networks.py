@@ -30,7 +30,7 @@ def others_s(
     images of work 1 a second; None: not measured.
     """
     alone = {leader: models[leader]}
-    return _seconds(models, speeds, works_per_s) - _seconds(alone, speeds, works_per_s)
+    return seconds(models, speeds, works_per_s) - seconds(alone, speeds, works_per_s)
 
 
 def heads_s(models: list[ModelConfig], most: int, works_per_s: float | None) -> float:
@@ -46,9 +46,10 @@ def of_head(speed: Speed, model: ModelConfig, works_per_s: float | None) -> Spee
     return replace(speed, forward_images_per_s=rate)
 
 
-def _seconds(
+def seconds(
     models: Mapping[str, ModelConfig], speeds: Mapping[str, Speed], works_per_s: float | None
 ) -> float:
+    """Seconds that an image takes in all these models together; see `others_s`."""
     total = 0.0
     known: set[str] = set()
     for name, model in models.items():

@@ -10,6 +10,7 @@ from pathlib import Path
 from raypipe.config import replace
 from raypipe.feed.dataset import Pinned
 from raypipe.search import soup, together
+from raypipe.search.choosing import Choosing
 from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger, TooShort
 from raypipe.search.settings import SearchConfig
@@ -31,11 +32,17 @@ def ensemble(
     average = soup.read(folder)
     checkpoint = None if average is None else average.checkpoint
     joining = together.candidates(job, trials, cfg, checkpoint)
+    choosing = Choosing.of(ledger, {one.name: one.job.model for one in joining}, trials)
     # Its seconds were a part of the ending.
     ledger.combined = ledger.chosen = 0
     try:
         with ledger.reading(is_answered=True, phase="ensemble"):
-            together.make(joining, cfg, pinned, data, folder, ledger.choosing)
+            found = together.make(joining, cfg, pinned, data, folder, choosing)
+        if found is not None and found.checked is not None:
+            ledger.notes.append(
+                f"The ensemble was checked on {found.checked:,} of "
+                f"{pinned.counts[job.feed.val]:,} validation images"
+            )
     except TooShort:
         ledger.notes.append("No ensemble: there was no time to choose one")
     ledger.lap("ensemble")

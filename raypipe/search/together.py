@@ -7,7 +7,8 @@ chooses. Whether the ensemble is better than the best of them is asked three tim
 1. on halves of validation that it was not chosen on (greedy.py),
 2. on all of validation, by its members' own predictions (greedy.Bar),
 3. on all of validation, by its own: members of several sides shrink pixels inside, which is not
-   quite what their own pipelines do (models/ensemble.py).
+   quite what their own pipelines do (models/ensemble.py). Where there is no time for all images, on
+   a sample; of the others it says the mean of what its members said.
 
 Then it is timed as a whole. While it breaks search.limits, the member with the least weight goes.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import replace as with_
 from pathlib import Path
@@ -29,10 +30,12 @@ from raypipe.config import metrics_of, replace, to_json
 from raypipe.errors import RaypipeError, one_line
 from raypipe.feed.dataset import Pinned
 from raypipe.feed.feed import Feed, Source, fetch
+from raypipe.feed.rows import drawn
 from raypipe.files import write_atomic
 from raypipe.models.ensemble import EnsembleModel, Member, logits_of
 from raypipe.models.predictor import Predictor
 from raypipe.search import greedy, quality, variants
+from raypipe.search.choosing import Choosing
 from raypipe.search.leaderboard import Trial
 from raypipe.search.limits import share_of_limits
 from raypipe.search.settings import SearchConfig
@@ -67,6 +70,9 @@ class Together:
 
     checkpoint: str
 
+    checked: int | None = None
+    """Of how many validation images it said itself what the metrics judge; None: of all."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -83,19 +89,20 @@ def make(
     pinned: Pinned,
     data: Mapping[str, Data],
     folder: Path,
-    choosing: Callable[[], Callable[[], bool]] = lambda: lambda: False,
+    choosing: Choosing | None = None,
 ) -> Together | None:
     """Choose an ensemble, and write it into `folder`, of the search.
 
-    candidates: the best one first. choosing: called when a part of the choice begins; what it
-    returns says whether that has taken its time. Then no further candidate is asked, and no further
-    half of validation judges an ensemble. Returns None if none is better than the best candidate.
+    candidates: the best one first. choosing: the time that this may take; None: as long as it
+    takes. Who would take too long is not asked, no further half of validation judges an ensemble
+    when the time is over, and the check is of a sample. Returns None if no ensemble is better than
+    the best candidate.
     """
     forget(folder)
     job = candidates[0].job
     rule = job.train.stopping
     judge = quality.judge_by(pinned.task, rule.metric, rule.mode)
-    found = said_of(candidates, pinned, data, choosing())
+    found = said_of(candidates, pinned, data, choosing)
     if len(found.usable) < 2:
         return None
     costs = _costs(found.usable, cfg, pinned, folder)
@@ -107,7 +114,7 @@ def make(
         None if costs is None else 1.0,
         job.run.seed,
         cfg.ensemble,
-        choosing(),
+        _never if choosing is None else choosing.part(),
         [Member(one.job.model).shared for one in found.usable],
     )
     if chosen is None or len(chosen.members) < 2:
@@ -118,13 +125,26 @@ def make(
     if ensemble is None:
         return None
     first = next(one for one in members if one.name == ensemble.members[0].name)
-    scores_NC, labels_N = predicted(ensemble, first.job, pinned)
+    checked = None
+    if choosing is not None:
+        checked = choosing.checked([one.name for one in ensemble.members], len(found.labels_N))
+    scores_NC, labels_N = predicted(ensemble, first.job, pinned, checked)
+    if checked is not None:
+        completed = _completed(scores_NC, labels_N, found, ensemble)
+        if completed is None:
+            log.warning("No ensemble: it has seen other images than its members")
+            return None
+        scores_NC, labels_N = completed, found.labels_N
     if not chosen.bar.is_passed(judge(scores_NC, labels_N)):
         return None
     objective = objective_of(first.job, data[data_key(first.job)])
     logits_NC = logits_of(pinned.task.kind, torch.from_numpy(scores_NC))
     metrics = objective.metrics(objective.totals(logits_NC, torch.tensor(labels_N)))
-    return _write(ensemble, first, chosen.gain, metrics, folder)
+    return _write(ensemble, first, chosen.gain, metrics, checked, folder)
+
+
+def _never(needs_s: float = 0.0) -> bool:
+    return False
 
 
 def forget(folder: Path) -> None:
@@ -158,21 +178,35 @@ def said_of(
     candidates: Sequence[Candidate],
     pinned: Pinned,
     data: Mapping[str, Data],
-    is_late: Callable[[], bool] = lambda: False,
+    choosing: Choosing | None = None,
 ) -> Said:
-    """Those whose weights can be read and are finite, and what they say."""
-    said = Said([], [], np.zeros(0))
-    for place, one in enumerate(candidates):
-        if is_late() and len(said.usable) > 1:
-            log.info("An ensemble is chosen among %d of %d trials", place, len(candidates))
-            break
+    """Those whose weights can be read and are finite, and what they say, in the order as given.
+
+    Those that take no time are asked first: their features are there. From the third one on, nobody
+    is who would take too long.
+    """
+    images = pinned.counts[candidates[0].job.feed.val]
+    is_late = _never if choosing is None else choosing.part()
+    takes_s = [0.0 if choosing is None else choosing.asking_s(c.name, images) for c in candidates]
+    heard: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    late = 0
+    for place in sorted(range(len(candidates)), key=lambda place: takes_s[place] > 0):
+        one = candidates[place]
+        if len(heard) > 1 and is_late(takes_s[place]):
+            late += 1
+            continue
         try:
             model = _assembled(one, pinned)
-            scores_NC, labels_N = _on(model, one.job, data[data_key(one.job)].val)
+            heard[place] = _on(model, one.job, data[data_key(one.job)].val)
         # A checkpoint that was deleted or is damaged costs its trial its place, and nothing else.
         except (RaypipeError, OSError, ValueError, RuntimeError) as e:
             log.warning("%s cannot join an ensemble: %s", one.name, one_line(e))
-            continue
+    if late:
+        asked = len(candidates) - late
+        log.info("An ensemble is chosen among %d of %d trials", asked, len(candidates))
+    said = Said([], [], np.zeros(0))
+    for place in sorted(heard):
+        one, (scores_NC, labels_N) = candidates[place], heard[place]
         if said.usable and not np.array_equal(labels_N, said.labels_N):
             # Broken images were replaced by others.
             log.warning("%s cannot join an ensemble: it has seen other images", one.name)
@@ -210,11 +244,34 @@ def _on(model: Predictor, job: TrainJob, source: Source) -> tuple[np.ndarray, np
     return np.concatenate(scores)[order], fetch(source.rows).labels(samples_N[order])
 
 
-def predicted(model: EnsembleModel, job: TrainJob, pinned: Pinned) -> tuple[np.ndarray, np.ndarray]:
-    """(scores_NC, labels_N) of the ensemble on the validation images, as its package says them."""
+def predicted(
+    model: EnsembleModel, job: TrainJob, pinned: Pinned, most: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(scores_NC, labels_N) of the ensemble on the validation images, as its package says them.
+
+    most: a sample of so many; None: all.
+    """
     seen = trainer.seen_by(model, job)
-    source = trainer.sources(seen, pinned, [seen.feed.val], here=True)[seen.feed.val]
+    source = trainer.sources(seen, pinned, [seen.feed.val], here=True, most=most)[seen.feed.val]
     return _on(model, seen, source)
+
+
+def _completed(
+    scores_SC: np.ndarray, labels_S: np.ndarray, found: Said, ensemble: EnsembleModel
+) -> np.ndarray | None:
+    """What the ensemble says of a sample of S images, and its members' mean of the others.
+
+    None if broken images were replaced by others than its members have seen.
+    """
+    sample_S = drawn(len(found.labels_N), len(labels_S))
+    if sample_S is None or not np.array_equal(labels_S, found.labels_N[sample_S]):
+        return None
+    mean_NC = np.zeros_like(found.scores_KNC[0], dtype=np.float64)
+    names = [one.name for one in found.usable]
+    for member, share in zip(ensemble.members, ensemble.shares, strict=True):
+        mean_NC += share * found.scores_KNC[names.index(member.name)]
+    mean_NC[sample_S] = scores_SC
+    return mean_NC.astype(scores_SC.dtype)
 
 
 def _costs(
@@ -251,13 +308,14 @@ def _write(
     first: Candidate,
     gain: float,
     metrics: dict[str, float],
+    checked: int | None,
     folder: Path,
 ) -> Together:
     # A checkpoint like any other; its state is the first member's.
     state = checkpoint.read_model(Path(first.checkpoint)).state
     path = ensembles.write(folder / WEIGHTS, ensemble, state)
     names = tuple(member.name for member in ensemble.members)
-    found = Together(names, ensemble.shares, metrics, gain, str(path))
+    found = Together(names, ensemble.shares, metrics, gain, str(path), checked)
     write_atomic(folder / FILE, to_json(asdict(found)))
     return found
 
@@ -276,6 +334,7 @@ def read(folder: Path) -> Together | None:
         metrics,
         fields["gain"],
         str(folder / WEIGHTS),
+        fields.get("checked"),
     )
 
 

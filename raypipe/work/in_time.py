@@ -299,8 +299,8 @@ def _planned(
         _time(found, sides[0], ledger)
     images = sum(pinned.counts[split] for split in {job.feed.train, job.feed.val})
     # The job's, of which trials may have had fewer (space/defaults.py), unless they drew them.
-    drawn = found.trials[0].changes.get("train.epochs", job.train.epochs)
-    most = int(wanted.get("train.epochs", drawn))
+    own = job.train.epochs if "epochs" in job.train.model_fields_set else None
+    most = wanted.get("train.epochs", found.trials[0].changes.get("train.epochs", own))
     if found.job.train.solver != "steps":
         most = 1  # a head is fitted at once
     trials = len(found.trials)

@@ -114,6 +114,22 @@ def test_the_wanted_resolution_gives_way_to_the_trials_own() -> None:
     assert "3 epochs at 128 px need 60 s" in str(side(140))
 
 
+def test_a_refit_whose_epochs_nobody_has_set_takes_the_time_there_is() -> None:
+    """An epoch takes 20 s. A host that becomes faster goes on, up to what still teaches."""
+
+    def epochs(budget_s: float, most: int | None) -> tuple[int, str]:
+        found = budget.plan_refit(budget_s, 100, ENDING, SPEED, 2000, most, (128,))
+        assert isinstance(found, Refit)
+        return found.epochs, found.why
+
+    assert epochs(800, 20)[0] == 20
+    most, why = epochs(800, None)
+    fitting = int(why.split()[0])
+    assert 30 < fitting < 40 and most == int(1.5 * fitting)
+    assert epochs(8000, None)[0] == budget.MOST_EPOCHS
+    assert epochs(8000, 100)[0] == 100
+
+
 def test_a_refit_is_judged_by_test_images_alone() -> None:
     """It has learned from validation. If it comes to nothing, both splits judge what stays."""
     made, _ = ledger(splits=(400, 600), tests=600, start_s=8.0)
@@ -336,8 +352,9 @@ def test_at_another_side_only_the_refitted_network_takes_longer() -> None:
 def test_candidates_of_an_ensemble_are_asked_for_half_of_the_time_to_choose_it() -> None:
     made, clock = ledger(600.0)
     is_late = made.choosing()
-    assert not is_late()
-    clock.now += budget.CHOOSING * 600 / 2 + 1
+    half_s = budget.CHOOSING * 600 / 2
+    assert not is_late() and not is_late(half_s - 1) and is_late(half_s + 1)
+    clock.now += half_s + 1
     assert is_late()
     made.budget_s = None
     assert not made.choosing()()

@@ -17,14 +17,18 @@ import torch
 from raypipe.config import replace
 from raypipe.errors import DataError
 from raypipe.feed.dataset import Pinned, pin
+from raypipe.feed.rows import drawn
 from raypipe.job import Job
 from raypipe.models.ensemble import EnsembleModel
 from raypipe.models.zoo import ImageModel
 from raypipe.registry import promote
 from raypipe.registry.store import open_store
-from raypipe.search import finished, together, trial_files
+from raypipe.search import budget, finished, together, trial_files
+from raypipe.search.budget import Speed
+from raypipe.search.choosing import Choosing
 from raypipe.search.greedy import Bar, Ensemble, by_metric
 from raypipe.search.leaderboard import Trial
+from raypipe.search.ledger import Ledger
 from raypipe.search.limits import Variant
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space.space import Space
@@ -41,6 +45,7 @@ from raypipe.watch import check as drift_check
 from tests.searching import search
 
 CFG = SearchConfig(ensemble=2)
+SECOND = {"images_per_s": 1.0, "step_s": 1.0, "forward_s": 0.5}
 NO_BAR = Bar(by_metric, (-math.inf, -math.inf), -math.inf)
 
 
@@ -257,6 +262,75 @@ def test_the_result_of_a_search_is_its_ensemble(
     flip(next(Path(found.checkpoint).glob("weights-*")))
     with pytest.raises(DataError, match=r"weights of its model are damaged.*Remove .*result\.json"):
         finished.result_of(folder, "key", Space((), job), pinned, 0.0)
+
+
+def test_who_would_take_too_long_is_not_asked(
+    job: TrainJob, pinned: Pinned, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The best one has eight views, and its images take a second each; a head's are there."""
+    slow = candidate(job, tmp_path, 1, **{"model.views": 8, "model.side_px": 32})
+    one = candidate(job, tmp_path, 3, **{"model.side_px": 32})
+    two = candidate(job, tmp_path, 6, **{"model.side_px": 48})
+    clock = [0.0]
+    ledger = Ledger(3600.0, clock=lambda: clock[0])
+    trials = [
+        Trial(c.name, {"model.views": c.job.model.views}, 0.5, 1, False, (history,), c.checkpoint)
+        for c, history in ((slow, SECOND), (one, {}), (two, {}))
+    ]
+    soup = with_(slow, name="soup")
+    models = {c.name: c.job.model for c in (slow, one, two, soup)}
+    choosing = Choosing.of(ledger, models, trials)
+    images = pinned.counts[job.feed.val]
+    forward_s = SECOND["forward_s"] / SECOND["step_s"]
+    assert choosing.asking_s(slow.name, images) == pytest.approx(8 * images * forward_s)
+    assert choosing.asking_s(soup.name, images) == choosing.asking_s(slow.name, images)
+    assert choosing.asking_s(one.name, images) == 0
+    data = prepared(pinned, slow, one, two)
+    assert together.said_of([slow, one, two], pinned, data, choosing).usable == [slow, one, two]
+    clock[0] = 3600 - ledger.ending(1, None).seconds - 20
+    with caplog.at_level("INFO", "raypipe"):
+        said = together.said_of([slow, one, two], pinned, data, choosing)
+    assert said.usable == [one, two] and "among 2 of 3 trials" in caplog.text
+    # Two are asked in any case.
+    assert together.said_of([slow, one], pinned, data, choosing).usable == [slow, one]
+
+
+def test_an_ensemble_without_time_is_checked_on_a_sample(
+    job: TrainJob, pinned: Pinned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the others it says its members' mean."""
+    one = candidate(job, tmp_path, 3, **{"model.side_px": 32, "model.views": 2})
+    two = candidate(job, tmp_path, 6, **{"model.side_px": 48})
+    data, images = prepared(pinned, one, two), pinned.counts[job.feed.val]
+    monkeypatch.setattr(
+        together.greedy, "choose", lambda *given: Ensemble((0.25, 0.75), (0, 0), 1, NO_BAR)
+    )
+    monkeypatch.setattr(budget, "FEWEST_JUDGED", images // 2)
+    models = {c.name: c.job.model for c in (one, two)}
+    speed = Speed("trial-6", 1, 48, 1.0, forward_images_per_s=1.0)
+    choosing = Choosing(Ledger(60.0), models, {c.name: speed for c in (one, two)})
+    found = together.make([one, two], CFG, pinned, data, tmp_path, choosing)
+    assert found is not None and found.checked is not None and found == together.read(tmp_path)
+    assert images // 2 <= found.checked < images
+    said = together.said_of([one, two], pinned, data)
+    mean_NC = 0.25 * said.scores_KNC[0] + 0.75 * said.scores_KNC[1]
+    result = TrainResult("k", pinned.version, pinned.classes, {}, (), 0, found.checkpoint, 0.0)
+    model = trainer.assemble(one.job, result)
+    assert isinstance(model, EnsembleModel)
+    own_NC, labels_N = together.predicted(model, one.job, pinned)
+    some_SC, labels_S = together.predicted(model, one.job, pinned, found.checked)
+    sample_S = drawn(images, found.checked)
+    assert sample_S is not None and np.array_equal(labels_S, labels_N[sample_S])
+    assert np.allclose(some_SC, own_NC[sample_S], atol=1e-5)
+    mean_NC[sample_S] = some_SC
+    picked_N = mean_NC[np.arange(images), labels_N]
+    assert found.metrics["val_loss"] == pytest.approx(-np.log(picked_N).mean(), rel=1e-5)
+    monkeypatch.setattr(budget, "FEWEST_JUDGED", images)
+    assert choosing.checked(list(models), images) is None, "of fewer nothing would be known"
+    plenty = Choosing(Ledger(1e6), models, choosing.speeds)
+    whole = together.make([one, two], CFG, pinned, data, tmp_path, plenty)
+    assert whole is not None and whole.checked is None
+    assert whole.metrics["val_loss"] != pytest.approx(found.metrics["val_loss"], rel=1e-7)
 
 
 @pytest.mark.usefixtures("ray_session")
