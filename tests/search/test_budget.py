@@ -270,6 +270,7 @@ def test_the_choice_of_an_ensemble_is_a_part_of_the_ending_until_it_begins() -> 
     before = made.ending(10, SPEED)
     assert before.judged == 1000 and before.prediction_s == pytest.approx(3 / 300)
     assert before.between_s == pytest.approx((7000 + 3 * 1000) / 300)
+    assert made.ending(2, SPEED).prediction_s == pytest.approx(2 / 300), "nobody else has a network"
     slow = replace(SPEED, forward_images_per_s=30.0)
     assert made.ending(10, slow).between_s == budget.CHOOSING * 600, "among fewer, then"
     made.combined = made.chosen = 5
