@@ -23,6 +23,21 @@ from raypipe.models.tasks import Kind
 CPU_BATCH, GPU_BATCH = 16, 256
 
 
+def stored_weights(model: nn.Module) -> dict[str, Tensor]:
+    """All weights by name, on the CPU, as safetensors takes them: no two share memory.
+
+    A module of a user's own may have one weight under two names; then each has its own copy.
+    """
+    found: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, tensor in model.state_dict().items():
+        on_cpu = tensor.detach().cpu()
+        place = on_cpu.untyped_storage().data_ptr()
+        found[name] = (on_cpu.clone() if place in places else on_cpu).contiguous()
+        places.add(place)
+    return found
+
+
 class Predictor(nn.Module):
     """A model that predicts. A subclass sets these four, and says what `answers` are."""
 

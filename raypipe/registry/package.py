@@ -42,7 +42,7 @@ from raypipe.models import own_code
 from raypipe.models.ensemble import EnsembleModel, Member
 from raypipe.models.finite import require_rows, require_weights
 from raypipe.models.outcomes import Outcomes
-from raypipe.models.predictor import Predictor
+from raypipe.models.predictor import Predictor, stored_weights
 from raypipe.models.severity import Calibration
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import ImageModel, ModelConfig
@@ -351,7 +351,7 @@ def build(
     finite, and for a `file:` model whose code cannot be packed.
     """
     # Check everything before the first file is written.
-    weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+    weights = stored_weights(model)
     features_ND = reference.features_ND.astype(np.float32)
     scores_NC = reference.scores_NC.astype(np.float32)
     require_weights(weights, str(folder), AGAIN)
