@@ -4,6 +4,7 @@ are.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import sys
 
@@ -208,6 +209,17 @@ def test_the_fingerprint_changes_with_one_weight_and_with_nothing_else() -> None
     with torch.no_grad():
         model.backbone[0].weight[0, 0, 0, 0] += 1e-3
     assert fingerprint(model.backbone) != before
+
+
+def test_the_fingerprint_of_any_type_is_of_its_bytes() -> None:
+    """numpy has no bfloat16: a factory whose network works in 16 bits ended in a TypeError."""
+    layer = torch.nn.BatchNorm1d(2)
+    expected = hashlib.sha256()
+    for name, tensor in layer.state_dict().items():
+        expected.update(name.encode() + tensor.numpy().tobytes())
+    before = fingerprint(layer)
+    assert before == expected.hexdigest()[:12]
+    assert fingerprint(layer.to(torch.bfloat16)) != before
 
 
 def test_the_head_standardises_and_survives_dead_features() -> None:
