@@ -234,11 +234,14 @@ class Feed:
         rank: int = 0,
         world: int = 1,
         device: torch.device | None = None,
+        micro: int = 1,
     ) -> None:
+        """batch_size: of all ranks together. micro: in so many parts a rank computes its own."""
         self._rank = rank
         self._world = world
         self._device = device or torch.device("cpu")
-        self._batch_size = batch_size
+        # Of a rank's validation batch, as many as it trains on at once: more may not fit its GPU.
+        self._at_once = -(-batch_size // (world * micro))
         self._train_rows, self._train = train.open(self._device)
         self._val_rows, self._val = val.open(self._device)
         self._order = self._train_rows.order(train.cfg, batch_size, seed)
@@ -297,7 +300,7 @@ class Feed:
         """
         steps = order.evaluation(
             self._val_rows.sizes_F,
-            self._batch_size,
+            self._at_once,
             self._rank,
             self._world,
         )

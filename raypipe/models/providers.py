@@ -150,7 +150,10 @@ def hugging_face(name: str, options: dict[str, Any]) -> Backbone:
     # A model of timm's says in its config what others say in a processor's file.
     of_timm = getattr(config, "pretrained_cfg", None) or {}
     # A bare model type has random weights, so no statistics of a pretraining.
-    mean, std = _processor(transformers, source, where, of_timm) if "/" in name else (0.5, 0.5)
+    mean, std = 0.5, 0.5
+    if "/" in name:
+        with _asking(f"hf:{name}"):
+            mean, std = _processor(transformers, source, where, of_timm)
     side = getattr(config, "image_size", None) or of_timm.get("input_size", (224,))[-1]
     written = json.loads(config.to_json_string(use_diff=False))
     return Backbone(
@@ -277,7 +280,7 @@ def _processor(
 def _channels(given: Any) -> Any:
     """One number, or one a channel; 0.5 where none is given."""
     if given is None:
-        return 0.5
+        return (0.5,) * 3
     return tuple(given) if isinstance(given, list) else given
 
 
@@ -359,14 +362,7 @@ def torchvision(name: str, options: dict[str, Any]) -> Backbone:
         setattr(net.get_submodule(owner), attribute, nn.Identity())
         return net
 
-    return Backbone(
-        build,
-        features=None,
-        mean=mean,
-        std=std,
-        side_px=side_px,
-        resolved=(f"torchvision:{name}", given),
-    )
+    return Backbone(build, features=None, mean=mean, std=std, side_px=side_px)
 
 
 def own(name: str, options: dict[str, Any]) -> Backbone:
@@ -397,10 +393,27 @@ def own(name: str, options: dict[str, Any]) -> Backbone:
             fix="Annotate it: -> nn.Module",
         )
 
+    _require_callable(factory, name, options)
+
     def build(pretrained: bool) -> nn.Module:
         return factory(pretrained=pretrained, **options)
 
     return Backbone(build, None, mean=0.5, std=0.5, side_px=224)
+
+
+def _require_callable(factory: Any, name: str, options: dict[str, Any]) -> None:
+    """Raise ConfigError for a factory that does not take `pretrained` and these options."""
+    try:
+        inspect.signature(factory).bind(pretrained=True, **options)
+    except ValueError:
+        return  # it does not say what it takes
+    except TypeError as e:
+        raise ConfigError(
+            f"The factory does not take these arguments: {e}",
+            got=f"file:{name}",
+            rule="It is called with pretrained and with model.options, by name",
+            fix="def factory(pretrained: bool, **options) -> nn.Module, or correct model.options",
+        ) from None
 
 
 def _return_type(function: Any) -> Any:

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.torch import load, save
 
 from raypipe.config import require_format, to_json
@@ -392,6 +393,13 @@ def build(
     # The manifest comes last: without it, the package counts as incomplete.
     (folder / MANIFEST).write_bytes(json.dumps(manifest).encode())
     return folder
+
+
+def require_packable(cfg: ModelConfig, classes: int) -> None:
+    """Raise DataError for a `file:` model that no package could hold: before hours of training."""
+    # Building it draws weights: nobody's random numbers may change by that.
+    with torch.random.fork_rng(devices=[]):
+        _pack_code(cfg, classes)
 
 
 def _pack_code(cfg: ModelConfig, classes: int) -> dict[str, bytes]:

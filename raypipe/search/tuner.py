@@ -30,6 +30,7 @@ from raypipe.cluster.recorder import recorded
 from raypipe.cluster.usage import FILE as USAGE
 from raypipe.config import dump, key_of, replace, save
 from raypipe.feed.dataset import Pinned, pin
+from raypipe.registry.package import require_packable
 from raypipe.search import (
     feasible,
     finished,
@@ -89,6 +90,7 @@ def search(
     Raises ConfigError or ClusterError if the search cannot run, RaypipeError if no trial is usable.
     """
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
+    require_packable(job.model, len(rows.classes))
     job = feasible.one_worker(job)
     own_starts = starts.of(cfg)
     is_default = cfg.space is None

@@ -32,6 +32,7 @@ from raypipe.models.ensemble import EnsembleModel
 from raypipe.models.finite import require_weights
 from raypipe.models.predictor import Predictor
 from raypipe.models.zoo import ImageModel
+from raypipe.registry.package import require_packable
 from raypipe.train import checkpoint, ensembles, start
 from raypipe.train.auto import finders
 from raypipe.train.checkpoint.saver import Saver, newest
@@ -92,9 +93,10 @@ def plan(job: TrainJob, pinned: Pinned | None = None) -> Plan:
     """
     job = join(job)
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
-    # Before hours of training: the reference is drawn when they are over.
+    # Before hours of training: the reference is drawn and the model packed when they are over.
     named = [name for name in (job.registry.domain, job.registry.group) if name]
     rows.table.require(rows.table.at(rows.version), *named)
+    require_packable(job.model, len(rows.classes))
     # Made once, for the finders and for the training.
     data = Prepared(lambda: prepare(job, rows))
     resolved = finders.resolve(job, rows, data)

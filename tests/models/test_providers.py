@@ -157,8 +157,8 @@ def test_weights_that_are_stored_in_16_bits_make_a_package_that_loads(tmp_path: 
     ("says", "mean", "std"),
     [
         ({"do_normalize": False, "image_mean": [0.1, 0.2, 0.3]}, 0.0, 1.0),
-        ({"image_mean": None}, 0.5, 0.5),
-        ({"image_mean": [0.1, 0.2, 0.3]}, (0.1, 0.2, 0.3), 0.5),
+        ({"image_mean": None}, (0.5,) * 3, (0.5,) * 3),
+        ({"image_mean": [0.1, 0.2, 0.3]}, (0.1, 0.2, 0.3), (0.5,) * 3),
     ],
 )
 def test_pixels_are_normalised_as_the_folder_says(
@@ -204,9 +204,7 @@ def test_a_package_is_built_as_torchvision_builds_for_pretrained_weights(
         models.get_model_weights(name), "get_state_dict", lambda *_, **__: downloaded
     )
     backbone = providers.torchvision(name, options | quick)
-    assert backbone.resolved is not None
-    again = providers.torchvision(name, backbone.resolved[1])
-    trained, rebuilt = backbone.build(True), again.build(False)
+    trained, rebuilt = backbone.build(True), backbone.build(False)
     assert trained.transform_input and rebuilt.transform_input
     assert trained.state_dict().keys() == rebuilt.state_dict().keys()
     if options:
@@ -326,6 +324,21 @@ def test_a_missing_library_is_named_with_what_installs_it(
 def test_what_is_no_backbone_is_refused_before_it_is_called(name: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         ImageModel(cfg(name), classes=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("file:tiny:net", {"widht": 6}, "unexpected keyword argument 'widht'"),
+        ("file:tiny:Twice", {}, "unexpected keyword argument 'pretrained'"),
+        ("file:tiny:says_no_more", {}, "unexpected keyword argument 'pretrained'"),
+    ],
+)
+def test_options_that_a_factory_does_not_take_are_named(
+    name: str, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"does not take these arguments.*{says}"):
+        ImageModel(cfg(name, options=options), classes=2)
 
 
 def test_names_that_cannot_have_weights_are_refused_without_an_import() -> None:

@@ -45,6 +45,10 @@ def says_tensor(pretrained: bool) -> torch.Tensor:
     raise AssertionError("must not be called")
 
 
+def says_no_more(width: int = 8) -> nn.Module:
+    raise AssertionError("must not be called")
+
+
 class Twice(nn.Module):
     """One layer under two names, as wrappers of a network often have it."""
 

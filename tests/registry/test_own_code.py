@@ -130,6 +130,8 @@ def test_code_that_cannot_be_packed_is_no_package(late: str, mine: Path, tmp_pat
     (mine / "nets_of_mine" / "late.py").write_text(late)
     with pytest.raises(DataError, match="cannot be built from the code that was packed"):
         built(tmp_path / "other")
+    with pytest.raises(DataError, match="cannot be built from the code that was packed"):
+        package.require_packable(CFG, 2)
     assert not (tmp_path / "other").exists() and made.classes == ("a", "b")
 
 
