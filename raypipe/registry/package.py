@@ -396,22 +396,51 @@ def build(
 
 
 def require_packable(cfg: ModelConfig, classes: int) -> None:
-    """Raise DataError for a `file:` model that no package could hold: before hours of training."""
+    """Raise DataError, before hours of training, for a `file:` model that no package could hold, or
+    that a package would build in another way.
+    """
     # Building it draws weights: nobody's random numbers may change by that.
     with torch.random.fork_rng(devices=[]):
-        _pack_code(cfg, classes)
+        rebuilt = _packed(cfg, classes)[1]
+        if rebuilt is None:
+            return
+        trained = ImageModel(cfg, classes)
+    shape = (2, cfg.pixels, cfg.pixels, 3)
+    noise_BHWC = torch.from_numpy(np.random.default_rng(0).integers(0, 256, shape, np.uint8))
+    try:
+        rebuilt.load_state_dict(trained.state_dict())
+        with torch.inference_mode():
+            one, other = (model.eval().embed(noise_BHWC) for model in (trained, rebuilt))
+    except RuntimeError as e:
+        why = one_line(str(e).splitlines()[-1], 200)
+    else:
+        if torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max())):
+            return
+        why = f"features of noise are {float((one - other).abs().max()):.2g} apart"
+    raise DataError(
+        f"The factory builds another model where pretrained is false: {why}",
+        got=cfg.name,
+        rule="A package builds it so, and loads all weights from its own file",
+        fix="Let pretrained choose the weights and nothing else; draw nothing that is no weight",
+    )
 
 
 def _pack_code(cfg: ModelConfig, classes: int) -> dict[str, bytes]:
     """The code of a `file:` model, from which it was built once; nothing for other models."""
+    return _packed(cfg, classes)[0]
+
+
+def _packed(cfg: ModelConfig, classes: int) -> tuple[dict[str, bytes], ImageModel | None]:
+    """The code of a `file:` model and the model that it builds; nothing for other models."""
     provider, _, factory = cfg.name.partition(":")
     if provider != "file":
-        return {}
+        return {}, None
     code = own_code.collect(factory.partition(":")[0])
     packed = {own_code.FOLDER + path: source for path, source in code.items()}
+    bare = cfg.model_copy(update={"pretrained": False, "frozen_blocks": 0})
     try:
         with own_code.importable(packed):
-            ImageModel(cfg.model_copy(update={"pretrained": False, "frozen_blocks": 0}), classes)
+            return packed, ImageModel(bare, classes)
     except Exception as e:  # the user's code raises anything
         raise DataError(
             f"The model cannot be built from the code that was packed: {one_line(e)}",
@@ -419,7 +448,6 @@ def _pack_code(cfg: ModelConfig, classes: int) -> dict[str, bytes]:
             rule="A package holds the .py files that the factory's module imports by name",
             fix="Import them by name, and keep data files out of the factory",
         ) from e
-    return packed
 
 
 def _reader(folder: Path) -> Callable[[str], bytes]:
