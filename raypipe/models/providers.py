@@ -35,6 +35,8 @@ from raypipe.models.backbones import BACKBONES, Backbone
 from raypipe.models.finite import is_finite
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and std of most pretrainings
+# What a config of Hugging Face says beside the model: who wrote it, and where it was read.
+BESIDE = ("transformers_version", "_name_or_path")
 
 
 @lru_cache(maxsize=16)
@@ -156,6 +158,8 @@ def hugging_face(name: str, options: dict[str, Any]) -> Backbone:
             mean, std = _processor(transformers, source, where, of_timm)
     side = getattr(config, "image_size", None) or of_timm.get("input_size", (224,))[-1]
     written = json.loads(config.to_json_string(use_diff=False))
+    for key in BESIDE:
+        written.pop(key, None)
     return Backbone(
         build,
         features=None,

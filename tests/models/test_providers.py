@@ -131,6 +131,8 @@ def test_a_folder_gives_weights_and_normalisation_and_is_not_needed_again(tmp_pa
     np.testing.assert_allclose(features_ND, expected.numpy(), atol=1e-5)
 
     kept = packed(model, made_by, tmp_path / "package")
+    options = kept.info["model"]["options"]
+    assert str(folder) not in json.dumps(options) and "transformers_version" not in options
     folder.rename(tmp_path / "gone")
     providers.resolve.cache_clear()
     np.testing.assert_allclose(
