@@ -21,7 +21,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -56,6 +56,18 @@ def has_weights(name: str) -> bool:
     if name in BACKBONES:
         return BACKBONES[name].pretrained
     return not name.startswith("hf:") or "/" in name
+
+
+def same_options(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Are these resolved options of one architecture?
+
+    Each release of transformers writes options of its own, too. What only one of them has does not
+    count there, nor what is beside the model, nor the type that weights were stored in.
+    """
+    if not name.startswith("hf:"):
+        return one == other
+    both = one.keys() & other.keys()
+    return all(one[key] == other[key] for key in both - {*BESIDE, "dtype", "torch_dtype"})
 
 
 @torch.no_grad()

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +24,7 @@ from raypipe.errors import ConfigError, RaypipeError, one_line
 from raypipe.models import finite
 from raypipe.models.ensemble import first_of
 from raypipe.models.heads import Head
-from raypipe.models.providers import BESIDE
+from raypipe.models.providers import same_options
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry.package import Package
 from raypipe.train import checkpoint, learned
@@ -171,7 +169,7 @@ def require_same(package: Package, model: ModelConfig, folder: Path) -> None:
     """Raise ConfigError for a package whose weights mean something else in this model."""
     theirs = package.info["model"]
     ours = model.resolved()
-    same = _are_same(ours.name, theirs.get("options") or {}, ours.options)
+    same = same_options(ours.name, theirs.get("options") or {}, ours.options)
     if theirs["name"] != ours.name or not same:
         raise _other(folder, f"backbone {theirs['name']}, and model.name={model.name}")
     # Older packages name no head; theirs is linear.
@@ -182,18 +180,6 @@ def require_same(package: Package, model: ModelConfig, folder: Path) -> None:
     # A frozen model's features are of the pretrained backbone, and not of the trained one.
     if model.mode == "frozen" and theirs.get("mode") != "frozen":
         raise _other(folder, "a trained backbone, and model.mode=frozen")
-
-
-def _are_same(name: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-    """Are these options of one architecture?
-
-    Each release of transformers writes options of its own, too. What only one of them has does not
-    count there, nor what is beside the model, nor the type that weights were stored in.
-    """
-    if not name.startswith("hf:"):
-        return theirs == ours
-    both = theirs.keys() & ours.keys()
-    return all(theirs[key] == ours[key] for key in both - {*BESIDE, "dtype", "torch_dtype"})
 
 
 def _other(folder: Path, rule: str) -> ConfigError:
