@@ -42,6 +42,7 @@ log = logging.getLogger("raypipe")
 # starts the GPU's work.
 GPU_THREADS = 8
 CACHE_SHARE = 0.6  # of the object store's memory; trials and results need the rest
+JUDGED, JUDGED_SIDE_PX = 256, 512  # images of a batch that a finished model is judged on: 200 MB
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,13 @@ class Source:
     def decoded(self) -> int:
         """How many of those that were read could be decoded; waits until all of them were tried."""
         return self.read - sum(map(_broken, self.blocks))
+
+    @property
+    def judged_at_once(self) -> int:
+        """Images of a batch where a finished model is judged: fewer of many pixels."""
+        if self.carrier == "memory":
+            return JUDGED
+        return max(1, min(JUDGED, JUDGED * JUDGED_SIDE_PX**2 // self.side_px**2))
 
     def open(self, device: torch.device) -> tuple[Rows, Loader]:
         """The rows, and a loader for this process."""

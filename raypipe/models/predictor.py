@@ -21,6 +21,14 @@ from raypipe.models.tasks import Kind
 
 # Images predicted together. Two CPU cores: 49 images/s at 16 a batch, 34 at 64 (caches).
 CPU_BATCH, GPU_BATCH = 16, 256
+GPU_SIDE_PX = 224  # of larger images a GPU takes fewer: 256 of 1,024 px may not fit it
+
+
+def together(device: str, side_px: int) -> int:
+    """How many images of this side are predicted together."""
+    if device == "cpu":
+        return CPU_BATCH
+    return max(1, min(GPU_BATCH, GPU_BATCH * GPU_SIDE_PX**2 // side_px**2))
 
 
 def stored_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -80,7 +88,7 @@ class Predictor(nn.Module):
         DataError if some are not finite.
         """
         device = self.device
-        at_once = CPU_BATCH if device.type == "cpu" else GPU_BATCH
+        at_once = together(device.type, self.side_px)
         features: list[Tensor] = []
         scores: list[Tensor] = []
         for start in range(0, len(pixels_NHWC), at_once):

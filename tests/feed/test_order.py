@@ -293,3 +293,14 @@ def test_a_rank_validates_no_more_images_at_once_than_it_trains_on(
     assert max(len(batch) for told in ranks for batch in told) <= most
     assert sorted(itertools.chain(*(itertools.chain(*told) for told in ranks))) == list(range(50))
     assert len({len(told) for told in ranks}) == 1
+
+
+@pytest.mark.parametrize(
+    ("carrier", "side_px", "images"),
+    [("threads", 32, 256), ("cache", 512, 256), ("threads", 2048, 16), ("memory", 2048, 256)],
+)
+def test_a_finished_model_is_judged_on_fewer_images_at_once_if_they_are_large(
+    carrier: str, side_px: int, images: int
+) -> None:
+    """A batch of 256 images of 2,048 px is 3.2 GB, and some batches are read ahead."""
+    assert Source(carrier, None, side_px, FeedConfig()).judged_at_once == images

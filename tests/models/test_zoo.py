@@ -18,6 +18,7 @@ from raypipe.errors import ConfigError
 from raypipe.images.decode import decode_batch
 from raypipe.models.backbones import is_installed
 from raypipe.models.fingerprint import fingerprint
+from raypipe.models.predictor import together
 from raypipe.models.zoo import ImageModel, ModelConfig, views
 
 SIDE = 64
@@ -209,6 +210,13 @@ def test_the_fingerprint_changes_with_one_weight_and_with_nothing_else() -> None
     with torch.no_grad():
         model.backbone[0].weight[0, 0, 0, 0] += 1e-3
     assert fingerprint(model.backbone) != before
+
+
+def test_a_gpu_predicts_fewer_large_images_together() -> None:
+    """256 of 1,024 px took as much memory as 5,000 of 224 px."""
+    sides = (32, 224, 448, 1024, 2048)
+    assert [together("cuda", side_px) for side_px in sides] == [256, 256, 64, 12, 3]
+    assert {together("cpu", side_px) for side_px in sides} == {16}
 
 
 def test_the_fingerprint_of_any_type_is_of_its_bytes() -> None:
