@@ -90,7 +90,6 @@ def search(
     Raises ConfigError or ClusterError if the search cannot run, RaypipeError if no trial is usable.
     """
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
-    require_packable(job.model, len(rows.classes))
     job = feasible.one_worker(job)
     own_starts = starts.of(cfg)
     is_default = cfg.space is None
@@ -176,6 +175,7 @@ def _search_into(
     """Run or continue the search, and write result.json into its folder."""
     job = space.job
     require_shared_folder(job)
+    require_packable(job.model, len(pinned.classes))
     save(job, folder / "config.yaml", search=cfg)
     # What a killed run chose may be of another best trial.
     soup.forget(folder)

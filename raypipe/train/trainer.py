@@ -37,7 +37,7 @@ from raypipe.train import checkpoint, ensembles, start
 from raypipe.train.auto import finders
 from raypipe.train.checkpoint.saver import Saver, newest
 from raypipe.train.job import TrainJob, TrainResult
-from raypipe.train.launch import join, on_workers
+from raypipe.train.launch import join, on_workers, require_shared_folder
 from raypipe.train.loop import LoopState, Report
 from raypipe.train.losses import check_weights
 from raypipe.train.measure import tensorboard
@@ -93,10 +93,9 @@ def plan(job: TrainJob, pinned: Pinned | None = None) -> Plan:
     """
     job = join(job)
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
-    # Before hours of training: the reference is drawn and the model packed when they are over.
+    # Before hours of training: the reference is drawn when they are over.
     named = [name for name in (job.registry.domain, job.registry.group) if name]
     rows.table.require(rows.table.at(rows.version), *named)
-    require_packable(job.model, len(rows.classes))
     # Made once, for the finders and for the training.
     data = Prepared(lambda: prepare(job, rows))
     resolved = finders.resolve(job, rows, data)
@@ -124,6 +123,7 @@ def run(
     if result_file.exists():
         return _stored(planned)
     check_start(planned.job)
+    _check_own_code(planned)
     started = time.perf_counter()
     with owned(planned.folder):
         # Another process may have finished the run while this one waited for the folder.
@@ -248,6 +248,17 @@ def _read_outcome(result_file: Path) -> Outcome:
         )
     device_s = float(read.get("device_s", 0.0))
     return Outcome(history, read["best_epoch"], str(best), read["stopped"], device_s)
+
+
+def _check_own_code(planned: Plan) -> None:
+    """Raise DataError for a `file:` model that no package could hold: hours later it is too late."""
+    job = planned.job
+    if not job.model.name.startswith("file:"):
+        return
+    # Nothing is built for a run that cannot begin.
+    if job.train.launcher == "ray" and job.train.workers != 1:
+        require_shared_folder(job)
+    require_packable(job.model, len(planned.pinned.classes))
 
 
 def check_start(job: TrainJob) -> None:

@@ -86,7 +86,7 @@ def test_a_model_that_cannot_be_packed_is_refused_before_the_training(
     job = jobs(**{f"model.{name}": value for name, value in named.items()})
     says = r"code that was packed.*__file__.*keep data files out"
     with pytest.raises(DataError, match=says):
-        trainer.plan(job)
+        trainer.run(job)
     with pytest.raises(DataError, match=says):
         search(job, SearchConfig())
 
