@@ -61,7 +61,9 @@ def clocked(pretrained: bool, backbone: str, folder: str, deepspeed: bool) -> nn
         if backbone.startswith("wide-")
         else BACKBONES[backbone].build(pretrained)
     )
-    model = Clocked(net, Path(folder) / f"rank-{dist.get_rank()}.jsonl", before_mb)
+    # The driver builds it once, to see whether a package could: that is no rank's note.
+    who = f"rank-{dist.get_rank()}" if dist.is_initialized() else "driver"
+    model = Clocked(net, Path(folder) / f"{who}.jsonl", before_mb)
     model.note(threads=torch.get_num_threads(), nice=os.nice(0))
     return model
 

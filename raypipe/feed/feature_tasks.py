@@ -17,10 +17,11 @@ from raypipe.feed.encoded import Broken, encoded
 from raypipe.feed.kept_features import FORMAT, build
 from raypipe.models.allocator import keep_memory
 from raypipe.models.fingerprint import backbone_hash
+from raypipe.models.predictor import together
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.tables.fragment import Fragment
 
-AT_ONCE = 64  # images decoded before they are embedded
+AT_ONCE = 4  # so many batches of a prediction are decoded before they are embedded
 
 
 def embed_group(
@@ -44,7 +45,8 @@ def embed_group(
     features = [backbone.predict(no_images)[0]]
 
     # Fill a batch with the images that decode, and embed it when it is full.
-    pixels_BHWC = np.empty((AT_ONCE, side_px, side_px, 3), np.uint8)
+    at_once = AT_ONCE * together("cpu", side_px)
+    pixels_BHWC = np.empty((at_once, side_px, side_px, 3), np.uint8)
     used = 0
     for n, row in enumerate(row_n.tolist()):
         reason = try_decode(images[row], pixels_BHWC[used])
@@ -52,7 +54,7 @@ def embed_group(
             broken.append((n, reason))
             continue
         used += 1
-        if used == AT_ONCE:
+        if used == at_once:
             features.append(backbone.predict(pixels_BHWC)[0])
             used = 0
     if used:

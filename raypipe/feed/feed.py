@@ -42,6 +42,7 @@ log = logging.getLogger("raypipe")
 # starts the GPU's work.
 GPU_THREADS = 8
 CACHE_SHARE = 0.6  # of the object store's memory; trials and results need the rest
+JUDGED, JUDGED_SIDE_PX = 256, 512  # images of a batch that a finished model is judged on: 200 MB
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,13 @@ class Source:
     def decoded(self) -> int:
         """How many of those that were read could be decoded; waits until all of them were tried."""
         return self.read - sum(map(_broken, self.blocks))
+
+    @property
+    def judged_at_once(self) -> int:
+        """Images of a batch where a finished model is judged: fewer of many pixels."""
+        if self.carrier == "memory":
+            return JUDGED
+        return max(1, min(JUDGED, JUDGED * JUDGED_SIDE_PX**2 // self.side_px**2))
 
     def open(self, device: torch.device) -> tuple[Rows, Loader]:
         """The rows, and a loader for this process."""
@@ -234,11 +242,14 @@ class Feed:
         rank: int = 0,
         world: int = 1,
         device: torch.device | None = None,
+        micro: int = 1,
     ) -> None:
+        """batch_size: of all ranks together. micro: in so many parts a rank computes its own."""
         self._rank = rank
         self._world = world
         self._device = device or torch.device("cpu")
-        self._batch_size = batch_size
+        # Of a rank's validation batch, as many as it trains on at once: more may not fit its GPU.
+        self._at_once = -(-batch_size // (world * micro))
         self._train_rows, self._train = train.open(self._device)
         self._val_rows, self._val = val.open(self._device)
         self._order = self._train_rows.order(train.cfg, batch_size, seed)
@@ -297,7 +308,7 @@ class Feed:
         """
         steps = order.evaluation(
             self._val_rows.sizes_F,
-            self._batch_size,
+            self._at_once,
             self._rank,
             self._world,
         )

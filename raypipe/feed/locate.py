@@ -94,11 +94,13 @@ def _with_contents(rows: Rows, pinned: Pinned) -> Rows:
 
 
 def _weights_of(rows: Rows, pinned: Pinned, split: str, cfg: FeedConfig) -> np.ndarray | None:
-    """Sampling weights, only where the config asks for some. Only training draws by source."""
+    """Sampling weights, only where the config asks for some. Only training draws samples."""
+    if split != cfg.train:
+        return None
     if cfg.sampling == "weighted" and cfg.weights:
         read = columns_of(rows, pinned, [cfg.weights])
         return _weights(read[cfg.weights], cfg.weights)
-    if cfg.sampling == "sources" and split == cfg.train:
+    if cfg.sampling == "sources":
         name = pinned.table.columns.source
         sources = columns_of(rows, pinned, [name])[name].combine_chunks().dictionary_encode()
         return source_weights(sources, cfg.mix)

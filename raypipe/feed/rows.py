@@ -119,9 +119,10 @@ class Rows:
     def name(self, sample: int) -> str:
         """What messages call a sample. Its file may be damaged, and then its id is too."""
         try:
-            return str(self.ids_of([sample])[0])
+            found = self.ids_of([sample])[0]
         except DataError:
-            return f"number {sample}"
+            found = None
+        return f"number {sample}" if found is None else found
 
     def digests(self, group: int) -> np.ndarray | None:
         """sha256_n32 of a row group's samples, zeros where a row has none; None: not compared."""

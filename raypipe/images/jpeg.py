@@ -12,6 +12,7 @@ longer than the full size.
 
 from __future__ import annotations
 
+import re
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -28,6 +29,10 @@ APP1 = b"\xff\xe1"  # EXIF or XMP
 BASELINE = b"\xff\xc0"
 PROGRESSIVE = b"\xff\xc2"
 SCAN = b"\xff\xda"
+# A marker that begins a segment, or ends the picture. FF 00 is a coded pixel; TEM, the restarts and
+# a second start have no segment.
+MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
+END = 0xD9
 
 
 class Jpeg(NamedTuple):
@@ -47,11 +52,13 @@ class Jpeg(NamedTuple):
 class Header(NamedTuple):
     """What comes before the first scan.
 
-    tagged: there is metadata. one_scan: the first scan holds the whole picture.
+    tagged: there is metadata. one_scan: the first scan holds the whole picture. first_scan: where
+    it begins.
     """
 
     tagged: bool
     one_scan: bool
+    first_scan: int
 
 
 def decode(
@@ -103,14 +110,36 @@ def _shrink(shorter_px: int, least_px: int | None) -> int:
 
 
 def scans(data: bytes) -> int:
-    """1 if the first scan holds the whole picture: behind it there may be a film, whose bytes look
-    like markers by chance. Else all start-of-scan markers, those of previews in the metadata
-    included; the two bytes never follow each other in coded pixels.
+    """1 if the first scan holds the whole picture. Else all start-of-scan markers, those of previews
+    in the metadata included; the two bytes never follow each other in coded pixels. Behind the
+    picture there may be a film, whose bytes look like markers by chance: where that makes too many,
+    those of the picture alone.
     """
     header = _header(data)
     if header is not None and header.one_scan:
         return 1
-    return data.count(SCAN)
+    everywhere = data.count(SCAN)
+    if header is None or everywhere <= MAX_SCANS:
+        return everywhere
+    return _scans_from(data, header.first_scan) or everywhere
+
+
+def _scans_from(data: bytes, place: int) -> int | None:
+    """The scans from the first one to the picture's end, by its segments, as a decoder goes; None
+    where they are too many to count.
+    """
+    found = 0
+    for _ in range(MAX_SEGMENTS * MAX_SCANS):
+        marker = MARKER.search(data, place)
+        if marker is None or data[marker.end() - 1] == END:
+            return found
+        found += marker[0] == SCAN
+        if found > MAX_SCANS:
+            return found
+        # A segment may hold any bytes.
+        length = int.from_bytes(data[marker.end() : marker.end() + 2], "big")
+        place = marker.end() + length
+    return None
 
 
 def _header(data: bytes) -> Header | None:
@@ -128,7 +157,7 @@ def _header(data: bytes) -> Header | None:
         marker = data[place : place + 2]
         if marker == SCAN:
             scanned = data[place + 4 : place + 5]
-            return Header(tagged, one_scan=baseline and scanned == components)
+            return Header(tagged, baseline and scanned == components, place)
         if marker in (BASELINE, PROGRESSIVE):
             baseline = marker == BASELINE
             components = data[place + 9 : place + 10]

@@ -173,7 +173,7 @@ def calibration(kind: Kind, scores_NC: np.ndarray, targets_NC: np.ndarray) -> Ca
     score counts, and whether the tag is set.
     """
     said_NK, right_NK = _sayings(kind, scores_NC, targets_NC)
-    sums = _binned(said_NK, right_NK, np.ones(len(said_NK)))
+    sums = _binned(said_NK, right_NK)
     bins = []
     for count, said, right in zip(*sums, strict=True):
         if count:
@@ -190,12 +190,15 @@ def change(
     """
     rng = np.random.default_rng(0)
     images = len(targets_NC)
-    before, after = (_sayings(kind, scores, targets_NC) for scores in (before_NC, after_NC))
+    sayings = [_sayings(kind, scores, targets_NC) for scores in (before_NC, after_NC)]
+    # Of each image once: a hundred tags of 100,000 images, binned in each draw, took minutes.
+    before_NB, after_NB = (_gaps(*one) for one in sayings)
+    said = sayings[0][0].size
     changes = []
     for _ in range(DRAWS):
         drawn_N = np.bincount(rng.integers(0, images, images), minlength=images)
-        errors = [_error(*_binned(*sayings, drawn_N)) for sayings in (before, after)]
-        changes.append(errors[1] - errors[0])
+        gaps = np.abs(drawn_N @ after_NB).sum() - np.abs(drawn_N @ before_NB).sum()
+        changes.append(float(gaps / said))
     low, high = np.quantile(changes, [0.025, 0.975]).tolist()
     return low, high
 
@@ -214,17 +217,28 @@ def _sayings(
     return scores_NC.astype(np.float64), targets_NC.astype(np.float64)
 
 
+def _places(said_NK: np.ndarray) -> np.ndarray:
+    """The bin of each score, of BINS of equal width."""
+    return np.minimum((said_NK * BINS).astype(int), BINS - 1)
+
+
 def _binned(
-    said_NK: np.ndarray, right_NK: np.ndarray, times_N: np.ndarray
+    said_NK: np.ndarray, right_NK: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sums in BINS bins of equal width: (counts, scores, rights). times_N: how often an image
-    counts."""
-    place = np.minimum((said_NK * BINS).astype(int), BINS - 1).ravel()
-    times = np.repeat(times_N, said_NK.shape[1]).astype(np.float64)
-    counts = np.bincount(place, times, BINS)
-    said = np.bincount(place, times * said_NK.ravel(), BINS)
-    right = np.bincount(place, times * right_NK.ravel(), BINS)
+    """Sums in each bin: (counts, scores, rights)."""
+    place = _places(said_NK).ravel()
+    counts = np.bincount(place, minlength=BINS)
+    said = np.bincount(place, said_NK.ravel(), BINS)
+    right = np.bincount(place, right_NK.ravel(), BINS)
     return counts, said, right
+
+
+def _gaps(said_NK: np.ndarray, right_NK: np.ndarray) -> np.ndarray:
+    """gap_NB: what each image adds to a bin's scores less its rights."""
+    images = len(said_NK)
+    place = np.arange(images)[:, None] * BINS + _places(said_NK)
+    gaps = np.bincount(place.ravel(), (said_NK - right_NK).ravel(), images * BINS)
+    return gaps.reshape(images, BINS)
 
 
 def _error(counts: np.ndarray, said: np.ndarray, right: np.ndarray) -> float:

@@ -22,7 +22,8 @@ def fingerprint(module: nn.Module) -> str:
     for name, tensor in module.state_dict().items():
         digest.update(name.encode())
         contiguous = tensor.detach().cpu().contiguous(memory_format=torch.contiguous_format)
-        digest.update(contiguous.numpy().tobytes())
+        # As bytes: numpy has no bfloat16.
+        digest.update(contiguous.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:12]
 
 

@@ -91,6 +91,9 @@ def name(value: Any) -> Label:
             return Label(None, f"{value} is not a name")
         return Label(_digits(value))
     if isinstance(value, _HAS_TEXT):
+        # A time that is none, as pandas has for a gap, is not equal to itself.
+        if value != value:
+            return Label(None, f"{value} is not a name")
         return _text(str(value))
     # The text of any other object may hold its address: a new class in every run.
     return Label(None, f"a value of type {type(value).__name__} is no name")

@@ -21,6 +21,29 @@ from raypipe.models.tasks import Kind
 
 # Images predicted together. Two CPU cores: 49 images/s at 16 a batch, 34 at 64 (caches).
 CPU_BATCH, GPU_BATCH = 16, 256
+# Of larger images fewer. 256 of 1,024 px may not fit a GPU, and on CPUs several tasks embed 16 each.
+CPU_SIDE_PX, GPU_SIDE_PX = 512, 224
+
+
+def together(device: str, side_px: int) -> int:
+    """How many images of this side are predicted together."""
+    most, side = (CPU_BATCH, CPU_SIDE_PX) if device == "cpu" else (GPU_BATCH, GPU_SIDE_PX)
+    return max(1, min(most, most * side**2 // side_px**2))
+
+
+def stored_weights(model: nn.Module) -> dict[str, Tensor]:
+    """All weights by name, on the CPU, as safetensors takes them: no two share memory.
+
+    A module of a user's own may have one weight under two names; then each has its own copy.
+    """
+    found: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, tensor in model.state_dict().items():
+        on_cpu = tensor.detach().cpu()
+        place = on_cpu.untyped_storage().data_ptr()
+        found[name] = (on_cpu.clone() if place in places else on_cpu).contiguous()
+        places.add(place)
+    return found
 
 
 class Predictor(nn.Module):
@@ -65,7 +88,7 @@ class Predictor(nn.Module):
         DataError if some are not finite.
         """
         device = self.device
-        at_once = CPU_BATCH if device.type == "cpu" else GPU_BATCH
+        at_once = together(device.type, self.side_px)
         features: list[Tensor] = []
         scores: list[Tensor] = []
         for start in range(0, len(pixels_NHWC), at_once):

@@ -21,7 +21,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -29,11 +30,13 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from raypipe.errors import ConfigError, nearest, one_line
+from raypipe.errors import ConfigError, RaypipeError, nearest, one_line
 from raypipe.models.backbones import BACKBONES, Backbone
 from raypipe.models.finite import is_finite
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and std of most pretrainings
+# What a config of Hugging Face says beside the model: who wrote it, and where it was read.
+BESIDE = ("transformers_version", "_name_or_path")
 
 
 @lru_cache(maxsize=16)
@@ -53,6 +56,18 @@ def has_weights(name: str) -> bool:
     if name in BACKBONES:
         return BACKBONES[name].pretrained
     return not name.startswith("hf:") or "/" in name
+
+
+def same_options(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Are these resolved options of one architecture?
+
+    Each release of transformers writes options of its own, too. What only one of them has does not
+    count there, nor what is beside the model, nor the type that weights were stored in.
+    """
+    if not name.startswith("hf:"):
+        return one == other
+    both = one.keys() & other.keys()
+    return all(one[key] == other[key] for key in both - {*BESIDE, "dtype", "torch_dtype"})
 
 
 @torch.no_grad()
@@ -113,9 +128,14 @@ def hugging_face(name: str, options: dict[str, Any]) -> Backbone:
     else:
         source, _, revision = name.partition("@")
     where = {"revision": revision or "main", "trust_remote_code": False}
-    config = _hugging_face_config(transformers, name, source, where, options)
+    with _asking(f"hf:{name}"):
+        config = _hugging_face_config(transformers, name, source, where, options)
 
     def build(pretrained: bool) -> nn.Module:
+        with _asking(f"hf:{name}"):
+            return made(pretrained)
+
+    def made(pretrained: bool) -> nn.Module:
         try:
             if not pretrained:
                 return _Transformer(transformers.AutoModel.from_config(config))
@@ -137,11 +157,21 @@ def hugging_face(name: str, options: dict[str, Any]) -> Backbone:
     # Masked autoencoders hide patches in their pretraining only.
     if hasattr(config, "mask_ratio"):
         config.mask_ratio = 0.0
+    # Weights are read as float32, whatever they are stored as: a package builds the same.
+    if getattr(config, "dtype", None) not in (None, torch.float32):
+        config.dtype = torch.float32
 
+    # A model of timm's says in its config what others say in a processor's file.
+    of_timm = getattr(config, "pretrained_cfg", None) or {}
     # A bare model type has random weights, so no statistics of a pretraining.
-    mean, std = _processor(transformers, source, where) if "/" in name else (0.5, 0.5)
-    side = getattr(config, "image_size", None) or 224
+    mean, std = 0.5, 0.5
+    if "/" in name:
+        with _asking(f"hf:{name}"):
+            mean, std = _processor(transformers, source, where, of_timm)
+    side = getattr(config, "image_size", None) or of_timm.get("input_size", (224,))[-1]
     written = json.loads(config.to_json_string(use_diff=False))
+    for key in BESIDE:
+        written.pop(key, None)
     return Backbone(
         build,
         features=None,
@@ -245,7 +275,9 @@ def _complete(model: nn.Module, missing: Iterable[str], name: str) -> nn.Module:
     return model
 
 
-def _processor(transformers: Any, source: str, where: dict[str, Any]) -> tuple[Any, Any]:
+def _processor(
+    transformers: Any, source: str, where: dict[str, Any], of_timm: dict[str, Any]
+) -> tuple[Any, Any]:
     """Mean and std of the model's pretraining; 0.5 where its folder does not say."""
     path = transformers.utils.cached_file(
         source,
@@ -253,10 +285,19 @@ def _processor(transformers: Any, source: str, where: dict[str, Any]) -> tuple[A
         revision=where["revision"],
         _raise_exceptions_for_missing_entries=False,
     )
-    settings = json.loads(Path(path).read_text()) if path else {}
-    mean = tuple(settings.get("image_mean", (0.5,) * 3))
-    std = tuple(settings.get("image_std", (0.5,) * 3))
-    return mean, std
+    if not path:
+        return _channels(of_timm.get("mean")), _channels(of_timm.get("std"))
+    settings = json.loads(Path(path).read_text())
+    if settings.get("do_normalize") is False:
+        return 0.0, 1.0
+    return _channels(settings.get("image_mean")), _channels(settings.get("image_std"))
+
+
+def _channels(given: Any) -> Any:
+    """One number, or one a channel; 0.5 where none is given."""
+    if given is None:
+        return (0.5,) * 3
+    return tuple(given) if isinstance(given, list) else given
 
 
 def timm(name: str, options: dict[str, Any]) -> Backbone:
@@ -271,7 +312,8 @@ def timm(name: str, options: dict[str, Any]) -> Backbone:
         raise ConfigError(
             "timm has no such model", got=name, fix=nearest(name, library.list_models())
         )
-    pretraining = library.get_pretrained_cfg(name)
+    with _asking(f"timm:{name}"):
+        pretraining = library.get_pretrained_cfg(name)
     mean: Any
     std: Any
     mean, std = IMAGENET
@@ -282,7 +324,8 @@ def timm(name: str, options: dict[str, Any]) -> Backbone:
         side = pretraining.input_size[-1]
 
     def build(pretrained: bool) -> nn.Module:
-        return library.create_model(name, pretrained=pretrained, num_classes=0, **options)
+        with _asking(f"timm:{name}"):
+            return library.create_model(name, pretrained=pretrained, num_classes=0, **options)
 
     # `img_size` builds the network for another resolution.
     side_px = options.get("img_size", side)
@@ -296,11 +339,36 @@ def torchvision(name: str, options: dict[str, Any]) -> Backbone:
         raise ConfigError(
             "torchvision has no such model", got=name, fix=nearest(name, library.list_models())
         )
-    side = library.get_model_weights(name).DEFAULT.transforms().crop_size[0]
+    mean: Any
+    std: Any
+    with _asking(f"torchvision:{name}"):
+        seen = library.get_model_weights(name).DEFAULT.transforms()
+        mean, std, side = tuple(seen.mean), tuple(seen.std), seen.crop_size[0]
+    side_px = options.get("image_size", side)
+
+    # Pretrained weights change these without a word, and a package is built without such weights.
+    given = dict(options)
+    if name in ("googlenet", "inception_v3"):
+        given.setdefault("transform_input", True)
+    if name == "googlenet":
+        given.setdefault("aux_logits", False)
+    if name.startswith("vit_"):
+        given.setdefault("image_size", side_px)
+    without_heads = given.get("aux_logits") is False
 
     def build(pretrained: bool) -> nn.Module:
+        arguments = dict(given)
+        if pretrained and without_heads:
+            # torchvision refuses this option for them: the heads are left out below.
+            del arguments["aux_logits"]
         weights = "DEFAULT" if pretrained else None
-        net: nn.Module = library.get_model(name, weights=weights, **options)
+        with _asking(f"torchvision:{name}"):
+            net: nn.Module = library.get_model(name, weights=weights, **arguments)
+        if without_heads:
+            net.aux_logits = False  # type: ignore[assignment]
+            for head in ("aux1", "aux2", "AuxLogits"):
+                if hasattr(net, head):
+                    setattr(net, head, None)
 
         # The last linear layer is the classifier.
         linear = [path for path, module in net.named_modules() if isinstance(module, nn.Linear)]
@@ -310,14 +378,19 @@ def torchvision(name: str, options: dict[str, Any]) -> Backbone:
         setattr(net.get_submodule(owner), attribute, nn.Identity())
         return net
 
-    mean, std = IMAGENET
-    side_px = options.get("image_size", side)
     return Backbone(build, features=None, mean=mean, std=std, side_px=side_px)
 
 
 def own(name: str, options: dict[str, Any]) -> Backbone:
     """file:… A class, or a function that is annotated to return an nn.Module."""
     module, _, attribute = name.partition(":")
+    if module == "__main__":
+        raise ConfigError(
+            "A model's factory lies in a notebook or a script",
+            got=f"file:{name}",
+            rule="Workers and readers of the package import it by name",
+            fix="Put it into a .py file of its own, and name that: file:module:factory",
+        )
     try:
         factory = getattr(importlib.import_module(module), attribute)
     except (ImportError, ValueError, AttributeError) as e:
@@ -336,10 +409,27 @@ def own(name: str, options: dict[str, Any]) -> Backbone:
             fix="Annotate it: -> nn.Module",
         )
 
+    _require_callable(factory, name, options)
+
     def build(pretrained: bool) -> nn.Module:
         return factory(pretrained=pretrained, **options)
 
     return Backbone(build, None, mean=0.5, std=0.5, side_px=224)
+
+
+def _require_callable(factory: Any, name: str, options: dict[str, Any]) -> None:
+    """Raise ConfigError for a factory that does not take `pretrained` and these options."""
+    try:
+        inspect.signature(factory).bind(pretrained=True, **options)
+    except ValueError:
+        return  # it does not say what it takes
+    except TypeError as e:
+        raise ConfigError(
+            f"The factory does not take these arguments: {e}",
+            got=f"file:{name}",
+            rule="It is called with pretrained and with model.options, by name",
+            fix="def factory(pretrained: bool, **options) -> nn.Module, or correct model.options",
+        ) from None
 
 
 def _return_type(function: Any) -> Any:
@@ -348,6 +438,22 @@ def _return_type(function: Any) -> Any:
         return get_type_hints(function).get("return")
     except (TypeError, NameError):
         return None
+
+
+@contextmanager
+def _asking(name: str) -> Iterator[None]:
+    """While a library is asked for a backbone: its errors, of any type, become a ConfigError."""
+    try:
+        yield
+    except (RaypipeError, MemoryError):
+        raise
+    except Exception as e:
+        raise ConfigError(
+            f"The library has no such backbone to give: {type(e).__name__}: {one_line(e, 200)}",
+            got=name,
+            rule="Name and options are the library's own, and it may have to download weights",
+            fix="Correct model.name or model.options, or see to it that the weights can be reached",
+        ) from e
 
 
 def _import(module: str, extra: str) -> Any:

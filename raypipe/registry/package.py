@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.torch import load, save
 
 from raypipe.config import require_format, to_json
@@ -42,7 +43,7 @@ from raypipe.models import own_code
 from raypipe.models.ensemble import EnsembleModel, Member
 from raypipe.models.finite import require_rows, require_weights
 from raypipe.models.outcomes import Outcomes
-from raypipe.models.predictor import Predictor
+from raypipe.models.predictor import Predictor, stored_weights
 from raypipe.models.severity import Calibration
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import ImageModel, ModelConfig
@@ -351,7 +352,7 @@ def build(
     finite, and for a `file:` model whose code cannot be packed.
     """
     # Check everything before the first file is written.
-    weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+    weights = stored_weights(model)
     features_ND = reference.features_ND.astype(np.float32)
     scores_NC = reference.scores_NC.astype(np.float32)
     require_weights(weights, str(folder), AGAIN)
@@ -394,16 +395,52 @@ def build(
     return folder
 
 
+def require_packable(cfg: ModelConfig, classes: int) -> None:
+    """Raise DataError, before hours of training, for a `file:` model that no package could hold, or
+    that a package would build in another way.
+    """
+    # Building it draws weights: nobody's random numbers may change by that.
+    with torch.random.fork_rng(devices=[]):
+        rebuilt = _packed(cfg, classes)[1]
+        if rebuilt is None:
+            return
+        trained = ImageModel(cfg, classes)
+    shape = (2, cfg.pixels, cfg.pixels, 3)
+    noise_BHWC = torch.from_numpy(np.random.default_rng(0).integers(0, 256, shape, np.uint8))
+    try:
+        rebuilt.load_state_dict(trained.state_dict())
+        with torch.inference_mode():
+            one, other = (model.eval().embed(noise_BHWC) for model in (trained, rebuilt))
+    except RuntimeError as e:
+        why = one_line(str(e).splitlines()[-1], 200)
+    else:
+        if torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max())):
+            return
+        why = f"features of noise are {float((one - other).abs().max()):.2g} apart"
+    raise DataError(
+        f"The factory builds another model where pretrained is false: {why}",
+        got=cfg.name,
+        rule="A package builds it so, and loads all weights from its own file",
+        fix="Let pretrained choose the weights and nothing else; draw nothing that is no weight",
+    )
+
+
 def _pack_code(cfg: ModelConfig, classes: int) -> dict[str, bytes]:
     """The code of a `file:` model, from which it was built once; nothing for other models."""
+    return _packed(cfg, classes)[0]
+
+
+def _packed(cfg: ModelConfig, classes: int) -> tuple[dict[str, bytes], ImageModel | None]:
+    """The code of a `file:` model and the model that it builds; nothing for other models."""
     provider, _, factory = cfg.name.partition(":")
     if provider != "file":
-        return {}
+        return {}, None
     code = own_code.collect(factory.partition(":")[0])
     packed = {own_code.FOLDER + path: source for path, source in code.items()}
+    bare = cfg.model_copy(update={"pretrained": False, "frozen_blocks": 0})
     try:
         with own_code.importable(packed):
-            ImageModel(cfg.model_copy(update={"pretrained": False, "frozen_blocks": 0}), classes)
+            return packed, ImageModel(bare, classes)
     except Exception as e:  # the user's code raises anything
         raise DataError(
             f"The model cannot be built from the code that was packed: {one_line(e)}",
@@ -411,7 +448,6 @@ def _pack_code(cfg: ModelConfig, classes: int) -> dict[str, bytes]:
             rule="A package holds the .py files that the factory's module imports by name",
             fix="Import them by name, and keep data files out of the factory",
         ) from e
-    return packed
 
 
 def _reader(folder: Path) -> Callable[[str], bytes]:

@@ -226,7 +226,7 @@ def _on(model: Predictor, job: TrainJob, source: Source) -> tuple[np.ndarray, np
     """(scores_NC, labels_N) of the source's images, in the order of their samples."""
     frozen = job.model.mode == "frozen"
     predictor = model if frozen else model.for_inference()
-    feed = Feed(source, source, 256, job.run.seed)
+    feed = Feed(source, source, source.judged_at_once, job.run.seed)
     samples, scores = [], []
     try:
         for batch in feed.val():

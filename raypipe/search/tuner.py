@@ -30,6 +30,7 @@ from raypipe.cluster.recorder import recorded
 from raypipe.cluster.usage import FILE as USAGE
 from raypipe.config import dump, key_of, replace, save
 from raypipe.feed.dataset import Pinned, pin
+from raypipe.registry.package import require_packable
 from raypipe.search import (
     feasible,
     finished,
@@ -174,6 +175,7 @@ def _search_into(
     """Run or continue the search, and write result.json into its folder."""
     job = space.job
     require_shared_folder(job)
+    require_packable(job.model, len(pinned.classes))
     save(job, folder / "config.yaml", search=cfg)
     # What a killed run chose may be of another best trial.
     soup.forget(folder)

@@ -23,7 +23,7 @@ from raypipe.feed.dataset import Pinned
 from raypipe.files import write_atomic
 from raypipe.images.decode import decode_batch, encode_png
 from raypipe.models.ensemble import EnsembleModel, Member
-from raypipe.models.predictor import Predictor
+from raypipe.models.predictor import Predictor, stored_weights
 from raypipe.models.spread import Spread
 from raypipe.models.zoo import NOT_SHAPE, ImageModel, ModelConfig
 from raypipe.search import limits, refit
@@ -218,8 +218,7 @@ def predictions_per_s(model: ModelConfig, classes: int) -> float:
 
 def size_mb(model: torch.nn.Module) -> float:
     """MB of the weights, as a package stores them: names and shapes are 30 kB of a backbone's."""
-    weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
-    return len(save(weights)) / limits.MB
+    return len(save(stored_weights(model))) / limits.MB
 
 
 def words(model: ModelConfig) -> str:

@@ -24,6 +24,7 @@ from raypipe.errors import ConfigError, RaypipeError, one_line
 from raypipe.models import finite
 from raypipe.models.ensemble import first_of
 from raypipe.models.heads import Head
+from raypipe.models.providers import same_options
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry.package import Package
 from raypipe.train import checkpoint, learned
@@ -168,7 +169,8 @@ def require_same(package: Package, model: ModelConfig, folder: Path) -> None:
     """Raise ConfigError for a package whose weights mean something else in this model."""
     theirs = package.info["model"]
     ours = model.resolved()
-    if (theirs["name"], theirs.get("options") or {}) != (ours.name, ours.options):
+    same = same_options(ours.name, theirs.get("options") or {}, ours.options)
+    if theirs["name"] != ours.name or not same:
         raise _other(folder, f"backbone {theirs['name']}, and model.name={model.name}")
     # Older packages name no head; theirs is linear.
     if (head := theirs.get("head", "linear")) != ours.head:

@@ -32,11 +32,12 @@ from raypipe.models.ensemble import EnsembleModel
 from raypipe.models.finite import require_weights
 from raypipe.models.predictor import Predictor
 from raypipe.models.zoo import ImageModel
+from raypipe.registry.package import require_packable
 from raypipe.train import checkpoint, ensembles, start
 from raypipe.train.auto import finders
 from raypipe.train.checkpoint.saver import Saver, newest
 from raypipe.train.job import TrainJob, TrainResult
-from raypipe.train.launch import join, on_workers
+from raypipe.train.launch import join, on_workers, require_shared_folder
 from raypipe.train.loop import LoopState, Report
 from raypipe.train.losses import check_weights
 from raypipe.train.measure import tensorboard
@@ -122,6 +123,7 @@ def run(
     if result_file.exists():
         return _stored(planned)
     check_start(planned.job)
+    _check_own_code(planned)
     started = time.perf_counter()
     with owned(planned.folder):
         # Another process may have finished the run while this one waited for the folder.
@@ -246,6 +248,17 @@ def _read_outcome(result_file: Path) -> Outcome:
         )
     device_s = float(read.get("device_s", 0.0))
     return Outcome(history, read["best_epoch"], str(best), read["stopped"], device_s)
+
+
+def _check_own_code(planned: Plan) -> None:
+    """Raise DataError for a `file:` model that no package could hold: hours later it is too late."""
+    job = planned.job
+    if not job.model.name.startswith("file:"):
+        return
+    # Nothing is built for a run that cannot begin.
+    if job.train.launcher == "ray" and job.train.workers != 1:
+        require_shared_folder(job)
+    require_packable(job.model, len(planned.pinned.classes))
 
 
 def check_start(job: TrainJob) -> None:

@@ -271,7 +271,7 @@ def _predicted(
     described: BELONGING, the domains and groups of the images too; ALL, how they look, too.
     """
     source = trainer.sources(job, pinned, [split], most=job.registry.judged_images)[split]
-    feed = Feed(source, source, 256, job.run.seed)
+    feed = Feed(source, source, source.judged_at_once, job.run.seed)
     frozen = job.model.mode == "frozen"
     predictor = model if frozen else model.for_inference()
     samples, features, scores = [], [], []

@@ -109,6 +109,7 @@ def train_rank(
         engine.rank,
         engine.world,
         engine.device,
+        cfg.accumulate,
     )
     if cfg.solver != "steps":
         try:
@@ -224,7 +225,11 @@ def validate(job: TrainJob, data: Data, weights: Mapping[str, Tensor]) -> dict[s
     # Whatever the strategy of the training is.
     cfg = job.train.model_copy(update={"strategy": "single"})
     engine = parallel.build(model, cfg)
-    feed = Feed(data.train, data.val, int(cfg.batch_size), job.run.seed, device=engine.device)
+    # As many images at once as a worker of the training had.
+    micro = cfg.accumulate * cfg.fewest_workers
+    feed = Feed(
+        data.train, data.val, int(cfg.batch_size), job.run.seed, device=engine.device, micro=micro
+    )
     try:
         return evaluate(engine, feed, objective.to(engine.device))
     finally:

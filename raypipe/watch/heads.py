@@ -18,6 +18,7 @@ from raypipe.config import replace
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import Pinned
 from raypipe.models.ensemble import Member
+from raypipe.models.providers import same_options
 from raypipe.models.zoo import ModelConfig
 from raypipe.monitor.monitor import Monitor
 from raypipe.registry.package import Package
@@ -61,7 +62,8 @@ def _asked(model: ModelConfig, first: ModelConfig) -> dict[str, Any]:
     """A member's model as a user asks for it: a package has the architecture of a provider's
     backbone in place of its name, which alone leads to pretrained weights."""
     written = model.model_dump()
-    if (model.name, model.options) == first.backbone.resolved:
+    name, options = first.backbone.resolved or ("", {})
+    if model.name == name and same_options(name, model.options, options):
         written |= {"name": first.name, "options": first.options}
     return written
 

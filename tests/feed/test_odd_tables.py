@@ -163,6 +163,23 @@ def test_weights_that_are_none_are_refused(weights: Any, tmp_path: Path) -> None
         locate(pin(config(uri), cfg), "train", cfg)
 
 
+def test_only_training_needs_weights(tmp_path: Path) -> None:
+    """Nothing is drawn of the other splits, so their rows need none. Those of the test split were
+    read when the training was over.
+    """
+    cfg = FEED.model_copy(update={"sampling": "weighted", "weights": "w"})
+    pinned = pin(config(made(tmp_path, w=pa.array([1.0, 2.0, None, 0.0] * 5))), cfg)
+    assert locate(pinned, "val", cfg).weights_N is None
+    weights_N = locate(pinned, "train", cfg).weights_N
+    assert weights_N is not None and weights_N.tolist() == [1.0, 2.0] * 5
+
+
+def test_a_row_without_an_id_is_called_by_its_number(tmp_path: Path) -> None:
+    """Messages spoke of an image called None."""
+    rows = locate(pin(config(made(tmp_path, image_id=[None, "a"] * 10)), FEED), "train", FEED)
+    assert [rows.name(0), rows.name(1)] == ["number 0", "a"]
+
+
 def test_a_condition_on_the_split_column_holds_for_every_split_that_is_read(tmp_path: Path) -> None:
     """The split's own condition replaced it: rows that `where` leaves out were trained on."""
     uri = made(tmp_path, split=["train", "val", "test", "more"] * 5)

@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raypipe.feed.dataset import FeedConfig
+from raypipe.feed.feed import Feed, Source
 from raypipe.feed.order import Order, Step, evaluation
+from raypipe.feed.rows import Rows
 from raypipe.feed.sampling import balanced_weights, resample
 from raypipe.feed.share import deal
 
@@ -272,3 +275,32 @@ def test_an_evaluation_sees_every_sample_once_in_equally_many_batches(
         range(int(sizes.sum()))
     )
     assert max(len(s.samples_B) for steps in ranks for s in steps) <= batch_size
+
+
+@pytest.mark.parametrize(
+    ("world", "micro", "most"), [(1, 1, 12), (1, 4, 3), (3, 1, 4), (5, 1, 3), (4, 5, 1)]
+)
+def test_a_rank_validates_no_more_images_at_once_than_it_trains_on(
+    world: int, micro: int, most: int
+) -> None:
+    """Each had a whole global batch: on 16 GPUs 16 times what it trained on."""
+    rows = Rows(labels_N=np.zeros(50, np.uint8), sizes_F=np.array([20, 30]))
+    source = Source("memory", rows, 32, FeedConfig(), inputs=np.zeros((50, 2), np.float32))
+    ranks = []
+    for rank in range(world):
+        feed = Feed(source, source, 12, 0, rank, world, micro=micro)
+        ranks.append([batch.samples_B.tolist() for batch in feed.val()])
+    assert max(len(batch) for told in ranks for batch in told) <= most
+    assert sorted(itertools.chain(*(itertools.chain(*told) for told in ranks))) == list(range(50))
+    assert len({len(told) for told in ranks}) == 1
+
+
+@pytest.mark.parametrize(
+    ("carrier", "side_px", "images"),
+    [("threads", 32, 256), ("cache", 512, 256), ("threads", 2048, 16), ("memory", 2048, 256)],
+)
+def test_a_finished_model_is_judged_on_fewer_images_at_once_if_they_are_large(
+    carrier: str, side_px: int, images: int
+) -> None:
+    """A batch of 256 images of 2,048 px is 3.2 GB, and some batches are read ahead."""
+    assert Source(carrier, None, side_px, FeedConfig()).judged_at_once == images

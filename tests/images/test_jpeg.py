@@ -107,10 +107,16 @@ def test_a_file_of_a_thousand_scans_is_refused_before_any_is_decoded() -> None:
     for exif in (b"", Image.Exif().tobytes()):
         film = encode(Image.new("RGB", (64, 48)), "JPEG", exif=exif) + jpeg.SCAN * 200
         assert room.decode(film).shape == (48, 64, 3)
+        film = encode(photo(), "JPEG", exif=exif, progressive=True) + jpeg.SCAN * 200
+        assert jpeg.scans(film) < 20 and room.decode(film).shape == (122, 161, 3)
     data = scan_bomb(512, jpeg.MAX_SCANS)
-    assert jpeg.decode(data, 10**6) is None
-    with pytest.raises(room.BadImage, match=r"too_many_scans: \d+ scans of 512x512"):
-        room.decode(data)
+    second = data.index(jpeg.SCAN, data.index(jpeg.SCAN) + 2)
+    # An end that is the text of a comment, and one that is none, hide no scan.
+    for hidden in (b"", b"\xff\xfe\0\4\xff\xd9", b"\xff\1\xff\xff\xfe\0\2", b"\xff\xd0"):
+        bomb = data[:second] + hidden + data[second:]
+        assert jpeg.decode(bomb, 10**6) is None
+        with pytest.raises(room.BadImage, match=r"too_many_scans: \d+ scans of 512x512"):
+            room.decode(bomb)
     assert room.decode(scan_bomb(64, 50)).shape == (64, 64, 3)
 
 

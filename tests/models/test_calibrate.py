@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from raypipe.models.calibrate import (
+    DRAWS,
     HIGHEST,
     LOWEST,
     calibration,
@@ -137,3 +138,27 @@ def test_the_interval_of_a_change_is_of_the_same_images() -> None:
     back = change("single_label", mended_NC, scores_NC, targets_NC)
     assert back == pytest.approx((-high, -low))
     assert change("single_label", scores_NC, scores_NC, targets_NC) == (0, 0)
+
+
+def test_the_interval_of_a_change_is_that_of_drawn_images() -> None:
+    before_NC, targets_NC = overconfident("multi_label", 3.0, 50)
+    after_NC = tempered("multi_label", torch.from_numpy(before_NC), 3.0).numpy()
+    rng = np.random.default_rng(0)
+    changes = []
+    for _ in range(DRAWS):
+        rows = rng.integers(0, 50, 50)
+        errors = [
+            calibration("multi_label", scores_NC[rows], targets_NC[rows]).error
+            for scores_NC in (before_NC, after_NC)
+        ]
+        changes.append(errors[1] - errors[0])
+    expected = np.quantile(changes, [0.025, 0.975]).tolist()
+    assert change("multi_label", before_NC, after_NC, targets_NC) == pytest.approx(expected)
+
+
+@pytest.mark.timeout(20)
+def test_the_interval_of_a_change_of_many_tags_takes_no_minutes() -> None:
+    rng = np.random.default_rng(0)
+    before_NC, after_NC, drawn_NC = rng.random((3, 2000, 500))
+    low, high = change("multi_label", before_NC, after_NC, (drawn_NC < before_NC).astype(float))
+    assert 0 < low < high

@@ -61,6 +61,7 @@ def test_texts_that_only_look_like_numbers_stay_what_they_are() -> None:
     ("kind", "value", "why"),
     [
         ("single_label", float("nan"), "nan is not a name"),
+        ("single_label", np.datetime64("NaT"), "NaT is not a name"),
         ("single_label", object(), "a value of type object is no name"),
         ("single_label", len, "a value of type builtin_function_or_method is no name"),
         ("multi_label", ["a", object()], "a value of type object is no name"),

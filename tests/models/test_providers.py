@@ -76,6 +76,7 @@ CASES = [
     pytest.param("timm:resnet10t", {}, marks=needs_timm, id="timm"),
     pytest.param("torchvision:shufflenet_v2_x0_5", {}, marks=needs_torchvision, id="torchvision"),
     pytest.param("file:tiny:net", {"width": 6}, id="file"),
+    pytest.param("file:tiny:twice", {}, id="file-one-weight-twice"),
 ]
 
 
@@ -130,11 +131,105 @@ def test_a_folder_gives_weights_and_normalisation_and_is_not_needed_again(tmp_pa
     np.testing.assert_allclose(features_ND, expected.numpy(), atol=1e-5)
 
     kept = packed(model, made_by, tmp_path / "package")
+    options = kept.info["model"]["options"]
+    assert str(folder) not in json.dumps(options) and "transformers_version" not in options
     folder.rename(tmp_path / "gone")
     providers.resolve.cache_clear()
     np.testing.assert_allclose(
         Package(kept.folder).model.predict(PIXELS[:, :32, :32])[1], scores_NC, atol=1e-6
     )
+
+
+@needs_hf
+def test_weights_that_are_stored_in_16_bits_make_a_package_that_loads(tmp_path: Path) -> None:
+    """It was built in 16 bits, and images have 32: it failed on the first one."""
+    from transformers import ViTConfig, ViTModel
+
+    ViTModel(ViTConfig(**VIT)).to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    made_by = cfg(f"hf:{tmp_path / 'half'}", pretrained=True, mode="frozen", side_px=None)
+    model = ImageModel(made_by, classes=2).eval()
+    torch.nn.init.normal_(model.head.linear.weight)
+    again = packed(model, made_by, tmp_path / "package").model
+    pixels = PIXELS[:, :32, :32]
+    np.testing.assert_allclose(again.predict(pixels)[1], model.predict(pixels)[1], atol=1e-6)
+
+
+@needs_hf
+@pytest.mark.parametrize(
+    ("says", "mean", "std"),
+    [
+        ({"do_normalize": False, "image_mean": [0.1, 0.2, 0.3]}, 0.0, 1.0),
+        ({"image_mean": None}, (0.5,) * 3, (0.5,) * 3),
+        ({"image_mean": [0.1, 0.2, 0.3]}, (0.1, 0.2, 0.3), (0.5,) * 3),
+    ],
+)
+def test_pixels_are_normalised_as_the_folder_says(
+    says: dict[str, Any], mean: Any, std: Any, tmp_path: Path
+) -> None:
+    from transformers import ViTConfig
+
+    ViTConfig(**VIT).save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(says))
+    assert cfg(f"hf:{tmp_path}").normalisation == (mean, std)
+
+
+@needs_hf
+@needs_timm
+def test_a_folder_of_timms_is_normalised_as_its_config_says(tmp_path: Path) -> None:
+    """It has no preprocessor_config.json."""
+    of_timm = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "input_size": [3, 64, 96]}
+    written = {"model_type": "timm_wrapper", "architecture": "resnet10t", "num_classes": 9}
+    (tmp_path / "config.json").write_text(json.dumps(written | {"pretrained_cfg": of_timm}))
+    found = providers.resolve(f"hf:{tmp_path}", "{}")
+    assert (found.mean, found.std, found.side_px) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), 96)
+
+
+@needs_torchvision
+def test_pixels_are_normalised_as_torchvisions_weights_want_them() -> None:
+    assert providers.torchvision("resnet18", {}).mean == providers.IMAGENET[0]
+    found = providers.torchvision("efficientnet_v2_l", {})
+    assert (found.mean, found.std, found.side_px) == ((0.5,) * 3, (0.5,) * 3, 480)
+
+
+@needs_torchvision
+@pytest.mark.parametrize("options", [{}, {"aux_logits": False}])
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_a_package_is_built_as_torchvision_builds_for_pretrained_weights(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With weights it normalises the input once more and may have other layers."""
+    from torchvision import models
+
+    quick = {"init_weights": False}  # random numbers that nobody asks for take seconds
+    downloaded = models.get_model(name, aux_logits=True, **quick).state_dict()
+    monkeypatch.setattr(
+        models.get_model_weights(name), "get_state_dict", lambda *_, **__: downloaded
+    )
+    backbone = providers.torchvision(name, options | quick)
+    trained, rebuilt = backbone.build(True), backbone.build(False)
+    assert trained.transform_input and rebuilt.transform_input
+    assert trained.state_dict().keys() == rebuilt.state_dict().keys()
+    if options:
+        assert isinstance(trained.train()(torch.zeros(2, 3, 96, 96)), torch.Tensor)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        pytest.param("timm:resnet18.no_such", {}, "no_such.*resnet18", marks=needs_timm),
+        pytest.param("timm:resnet10t", {"no_such": 1}, "TypeError.*no_such", marks=needs_timm),
+        pytest.param("torchvision:fcn_resnet50", {}, "crop_size", marks=needs_torchvision),
+        pytest.param(
+            "torchvision:resnet18", {"weights": "IMAGENET1K_V1"}, "weights", marks=needs_torchvision
+        ),
+        pytest.param("hf:vit", {"hidden_size": "large"}, "hidden_size", marks=needs_hf),
+    ],
+)
+def test_what_a_library_cannot_build_is_one_message(
+    name: str, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s)no such backbone to give: .*{says}"):
+        ImageModel(cfg(name, options=options), classes=2)
 
 
 @needs_hf
@@ -222,6 +317,7 @@ def test_a_missing_library_is_named_with_what_installs_it(
         ("file:tiny:nothing", r"cannot be imported.*PYTHONPATH"),
         ("file:no_such_module:net", r"cannot be imported.*PYTHONPATH"),
         ("file:tiny", r"cannot be imported.*file:package\.module:factory"),
+        ("file:__main__:net", r"lies in a notebook or a script.*\.py file of its own"),
         ("file:tiny:divided", r"features that are not finite.*another model\.name"),
         ("file:tiny:angry", r"fails on an image: 'no such block'"),
         ("file:tiny:unpooled", r"one row of features an image.*\(1, 4, 38, 38\)"),
@@ -230,6 +326,21 @@ def test_a_missing_library_is_named_with_what_installs_it(
 def test_what_is_no_backbone_is_refused_before_it_is_called(name: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         ImageModel(cfg(name), classes=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("file:tiny:net", {"widht": 6}, "unexpected keyword argument 'widht'"),
+        ("file:tiny:Twice", {}, "unexpected keyword argument 'pretrained'"),
+        ("file:tiny:says_no_more", {}, "unexpected keyword argument 'pretrained'"),
+    ],
+)
+def test_options_that_a_factory_does_not_take_are_named(
+    name: str, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"does not take these arguments.*{says}"):
+        ImageModel(cfg(name, options=options), classes=2)
 
 
 def test_names_that_cannot_have_weights_are_refused_without_an_import() -> None:

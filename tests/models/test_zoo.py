@@ -4,6 +4,7 @@ are.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import sys
 
@@ -17,6 +18,7 @@ from raypipe.errors import ConfigError
 from raypipe.images.decode import decode_batch
 from raypipe.models.backbones import is_installed
 from raypipe.models.fingerprint import fingerprint
+from raypipe.models.predictor import together
 from raypipe.models.zoo import ImageModel, ModelConfig, views
 
 SIDE = 64
@@ -208,6 +210,24 @@ def test_the_fingerprint_changes_with_one_weight_and_with_nothing_else() -> None
     with torch.no_grad():
         model.backbone[0].weight[0, 0, 0, 0] += 1e-3
     assert fingerprint(model.backbone) != before
+
+
+def test_fewer_large_images_are_predicted_together() -> None:
+    """256 of 1,024 px took as much memory as 5,000 of 224 px."""
+    sides = (32, 224, 448, 1024, 2048)
+    assert [together("cuda", side_px) for side_px in sides] == [256, 256, 64, 12, 3]
+    assert [together("cpu", side_px) for side_px in sides] == [16, 16, 16, 4, 1]
+
+
+def test_the_fingerprint_of_any_type_is_of_its_bytes() -> None:
+    """numpy has no bfloat16: a factory whose network works in 16 bits ended in a TypeError."""
+    layer = torch.nn.BatchNorm1d(2)
+    expected = hashlib.sha256()
+    for name, tensor in layer.state_dict().items():
+        expected.update(name.encode() + tensor.numpy().tobytes())
+    before = fingerprint(layer)
+    assert before == expected.hexdigest()[:12]
+    assert fingerprint(layer.to(torch.bfloat16)) != before
 
 
 def test_the_head_standardises_and_survives_dead_features() -> None:

@@ -43,3 +43,23 @@ def says_nothing(pretrained: bool):  # type: ignore[no-untyped-def]
 
 def says_tensor(pretrained: bool) -> torch.Tensor:
     raise AssertionError("must not be called")
+
+
+def says_no_more(width: int = 8) -> nn.Module:
+    raise AssertionError("must not be called")
+
+
+class Twice(nn.Module):
+    """One layer under two names, as wrappers of a network often have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(3, 6, 3, stride=4), nn.ReLU())
+        self.first = self.net[0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x).mean((2, 3))
+
+
+def twice(pretrained: bool) -> nn.Module:
+    return Twice()

@@ -130,7 +130,35 @@ def test_code_that_cannot_be_packed_is_no_package(late: str, mine: Path, tmp_pat
     (mine / "nets_of_mine" / "late.py").write_text(late)
     with pytest.raises(DataError, match="cannot be built from the code that was packed"):
         built(tmp_path / "other")
+    with pytest.raises(DataError, match="cannot be built from the code that was packed"):
+        package.require_packable(CFG, 2)
     assert not (tmp_path / "other").exists() and made.classes == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("gain = 3.0 if pretrained else 1.0", r"features of noise are .* apart"),
+        ("gain = __import__('random').random()", r"features of noise are .* apart"),
+        ("width += pretrained", r"size mismatch"),
+    ],
+)
+def test_a_model_that_its_package_would_build_in_another_way_is_refused(
+    more: str, why: str, mine: Path
+) -> None:
+    """It was trained and registered, and then predicted something else, or could not be loaded."""
+    cfg = CFG.model_copy(update={"pretrained": True})
+    package.require_packable(cfg, 2)
+    own_code._take({"nets_of_mine"})
+    own_code.resolve.cache_clear()
+    made = NETS.replace("    return Block(", f"    gain = gain()\n    {more}\n    return Block(")
+    (mine / "nets_of_mine" / "net.py").write_text(
+        made.replace("import gain\n", "import gain as of_all\n")
+        .replace("gain = gain()", "gain = of_all()")
+        .replace("width, gain())", "width, gain)")
+    )
+    with pytest.raises(DataError, match=rf"another model where pretrained is false: .*{why}"):
+        package.require_packable(cfg, 2)
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "code/../../outside", ""])

@@ -12,6 +12,8 @@ from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.registry import promote
 from raypipe.registry.store import open_store
+from raypipe.search.settings import SearchConfig
+from raypipe.search.tuner import search
 from raypipe.tables import scan
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import ImageTable, TableConfig
@@ -63,6 +65,30 @@ def test_a_missing_column_is_refused_before_the_training(jobs: Jobs) -> None:
     for name in ("domain", "group"):
         with pytest.raises(DataError, match="no column 'camra'"):
             trainer.plan(jobs(**{f"registry.{name}": "camra"}))
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_model_that_cannot_be_packed_is_refused_before_the_training(
+    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It trained for hours, and a mended module is another training."""
+    (tmp_path / "beside_a_file.py").write_text(
+        "from pathlib import Path\n"
+        "from torch import nn\n"
+        "WIDTH = int((Path(__file__).parent / 'width').read_text())\n"
+        "def make(pretrained: bool) -> nn.Module:\n"
+        "    conv = nn.Conv2d(3, WIDTH, 3)\n"
+        "    return nn.Sequential(conv, nn.AdaptiveAvgPool2d(1), nn.Flatten())\n"
+    )
+    (tmp_path / "width").write_text("4")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    named = {"name": "file:beside_a_file:make", "mode": "finetune", "pretrained": False}
+    job = jobs(**{f"model.{name}": value for name, value in named.items()})
+    says = r"code that was packed.*__file__.*keep data files out"
+    with pytest.raises(DataError, match=says):
+        trainer.run(job)
+    with pytest.raises(DataError, match=says):
+        search(job, SearchConfig())
 
 
 def test_the_drift_check_and_the_reference_are_set_in_one_place() -> None:

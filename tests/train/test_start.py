@@ -193,3 +193,28 @@ def test_a_key_knows_a_package_by_its_seal_and_not_by_its_place(tmp_path: Path) 
     seal = "ab" * 32
     assert key(f"/one/{seal}") == key(f"/two/{seal}") != key(f"/one/{'cd' * 32}")
     assert key("/one/epoch") != key("/two/epoch") and key(None) != key("/one/epoch")
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "same"),
+    [
+        ("hf:vit", {"transformers_version": "5.24.1", "_name_or_path": "/elsewhere"}, True),
+        ("hf:vit", {"dtype": "float32", "of_a_later_release": 1}, True),
+        ("hf:vit", {"hidden_size": 64}, False),
+        ("file:mine:net", {"of_a_later_release": 1}, False),
+    ],
+)
+def test_a_champion_is_the_same_model_after_an_update_of_transformers(
+    name: str, changed: dict[str, object], same: bool
+) -> None:
+    """Each retrain started from pretrained weights then, and said that the backbone was another."""
+    options = {"hidden_size": 32, "transformers_version": "5.24.0", "dtype": "bfloat16"}
+    model = {"name": name, "options": options, "mode": "finetune", "head": "linear"}
+    theirs = SimpleNamespace(info={"model": model}, task=SimpleNamespace(kind="single_label"))
+    ours = SimpleNamespace(**model | {"options": options | changed}, task="single_label")
+    ours.resolved = lambda: ours
+    if same:
+        start.require_same(theirs, ours, Path("champion"))
+        return
+    with pytest.raises(ConfigError, match="weights of another model"):
+        start.require_same(theirs, ours, Path("champion"))
