@@ -32,6 +32,7 @@ from raypipe.train.trainer import Plan, assemble
 CALIBRATION = "raypipe.calibration"  # tag of a version: its Calibrated, as JSON
 PARENT = "raypipe.parent"  # NAME/N of the champion that it was to replace
 CODE = "raypipe.code"  # sha256 of the code that made it
+MOST_OF_TAG = 5_000  # characters
 
 # A trial: its name, its parameters, the metrics of its epochs, and what it took.
 Child = tuple[str, dict[str, Any], Sequence[dict[str, float]], dict[str, float]]
@@ -67,9 +68,15 @@ def publish(
 
 
 def package_key(job: TrainJob, result: TrainResult) -> str:
-    """Names a registered version: the training's key, unless its model is calibrated afterwards."""
+    """Names a registered version: the training's key, unless its model is calibrated afterwards, or
+    its reference keeps the domain or the group of each image.
+
+    So a column that is named when the training is over makes another package of the same weights.
+    """
     # 2: a temperature that does not help is not kept.
-    return key_of(result.key, "calibrated", 2) if job.model.calibrate else result.key
+    key = key_of(result.key, "calibrated", 2) if job.model.calibrate else result.key
+    columns = {"domain": job.registry.domain, "group": job.registry.group}
+    return key_of(key, columns) if any(columns.values()) else key
 
 
 def _publish(
@@ -140,7 +147,7 @@ def _publish(
     tags = {
         "raypipe.table": str(result.version),
         **of_task.tags(pinned.task),
-        "raypipe.sources": ",".join(sources),
+        "raypipe.sources": _listed(sources),
         "raypipe.metrics": to_json(result.metrics),
         **_tags(made),
     }
@@ -162,6 +169,16 @@ def _tags(made: dict[str, Any]) -> dict[str, str]:
     # MLflow takes 5,000 characters, Unity Catalog 256.
     tags["raypipe.why"] = hidden(called_for["reason"])[:250]
     return tags
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names as a tag, without credentials. MLflow refuses a longer tag when all else is done: of a
+    source a file there may be 100,000.
+    """
+    text = hidden(",".join(names))
+    if len(text) <= MOST_OF_TAG:
+        return text
+    return f"{len(names):,} sources, in the package's package.json"
 
 
 def _sources(job: TrainJob, pinned: Pinned) -> list[str]:

@@ -30,6 +30,8 @@ def test_a_store_that_cannot_be_is_one_message(tmp_path: Path) -> None:
         ({"name": "o'neil"}, {}, "cannot register a model under this name .got .o'neil"),
         ({"name": "a/b"}, {}, "cannot register a model under this name"),
         ({}, {"model": "a:b"}, "cannot register a model under this name"),
+        ({"name": "..next"}, {}, "cannot register a model under this name"),
+        ({}, {"model": "."}, "cannot register a model under this name"),
         ({}, {"alias": "latest"}, "cannot give a version this alias"),
         ({}, {"alias": "v1"}, "cannot give a version this alias"),
         ({}, {"alias": "the best"}, "cannot give a version this alias"),
