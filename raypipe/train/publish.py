@@ -33,6 +33,8 @@ CALIBRATION = "raypipe.calibration"  # tag of a version: its Calibrated, as JSON
 PARENT = "raypipe.parent"  # NAME/N of the champion that it was to replace
 CODE = "raypipe.code"  # sha256 of the code that made it
 MOST_OF_TAG = 5_000  # characters
+# Of the section registry: what a package says, and no training depends on.
+SAID = "domain", "group", "intended_use", "data_licence"
 
 # A trial: its name, its parameters, the metrics of its epochs, and what it took.
 Child = tuple[str, dict[str, Any], Sequence[dict[str, float]], dict[str, float]]
@@ -69,14 +71,16 @@ def publish(
 
 def package_key(job: TrainJob, result: TrainResult) -> str:
     """Names a registered version: the training's key, unless its model is calibrated afterwards, or
-    its reference keeps the domain or the group of each image.
+    the package says more than that.
 
-    So a column that is named when the training is over makes another package of the same weights.
+    So what is named when the training is over makes another package of the same weights. How many
+    images judge it is no part: within a budget a clock decides that.
     """
     # 2: a temperature that does not help is not kept.
     key = key_of(result.key, "calibrated", 2) if job.model.calibrate else result.key
-    columns = {"domain": job.registry.domain, "group": job.registry.group}
-    return key_of(key, columns) if any(columns.values()) else key
+    said = {name: getattr(job.registry, name) for name in SAID}
+    said = {name: value for name, value in said.items() if value}
+    return key_of(key, said) if said else key
 
 
 def _publish(

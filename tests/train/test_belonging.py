@@ -92,8 +92,8 @@ def test_a_table_without_sources_has_clusters_and_an_older_package_has_one_domai
     )
 
 
-def test_columns_that_are_named_later_make_another_package_of_the_same_weights() -> None:
-    """The version without them was found, and nothing said that the columns had no effect."""
+def test_what_is_named_later_makes_another_package_of_the_same_weights() -> None:
+    """The version without it was found, and nothing said that the setting had no effect."""
     result: Any = SimpleNamespace(key="k")
 
     def key(**registry: str) -> str:
@@ -101,7 +101,7 @@ def test_columns_that_are_named_later_make_another_package_of_the_same_weights()
             validate(TrainJob, {"table": {"uri": "x"}, "registry": registry}), result
         )
 
-    keys = [key(), key(group="module"), key(domain="module"), key(group="row")]
+    keys = [key(), key(group="module"), key(domain="module"), key(intended_use="Solar cells")]
     assert keys[0] == "k" and len(set(keys)) == 4
     assert key(group="module") == keys[1]
 
