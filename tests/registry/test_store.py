@@ -8,7 +8,7 @@ import pytest
 
 from raypipe.config import RunConfig
 from raypipe.errors import ConfigError
-from raypipe.registry.store import open_store
+from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
 
 
@@ -44,3 +44,19 @@ def test_names_that_mlflow_refuses_are_refused_before_a_training(
     with pytest.raises(ConfigError, match=says):
         open_store(named, RegistryConfig.model_validate(registry))
     assert not any(tmp_path.rglob("*.db"))
+
+
+def test_a_deleted_experiment_is_named_before_a_training(
+    shared_store: Store, tmp_path: Path
+) -> None:
+    """MLflow took no run into it when the training was over, and so each time."""
+    run = RunConfig(dir=str(tmp_path))
+    cfg = RegistryConfig(uri=shared_store.address, experiment="deleted")
+    store = open_store(run, cfg)
+    store.client.delete_experiment(store.experiment_id)
+    with pytest.raises(ConfigError, match=r"experiment was deleted.*experiments restore -x \d+"):
+        open_store(run, cfg)
+    # Who only reads needs none.
+    assert open_store(run, cfg, create=False).experiment_id == store.experiment_id
+    store.client.restore_experiment(store.experiment_id)
+    assert open_store(run, cfg).experiment_id == store.experiment_id
