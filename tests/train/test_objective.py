@@ -218,9 +218,7 @@ def test_labels_that_are_all_equal_have_no_r2(images: int) -> None:
     assert np.isnan(r2())
     # A narrow band far from the training labels is told from rounding.
     labels_N1[0] += 0.001
-    assert r2() == pytest.approx(
-        reference.r2_score(labels_N1.double(), np.zeros(images)), rel=1e-3
-    )
+    assert r2() == pytest.approx(reference.r2_score(labels_N1.double(), np.zeros(images)), rel=1e-3)
 
 
 def test_a_probability_is_right_on_its_side_of_one_half() -> None:
