@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 # MLflow writes the addresses into these, too.
 TRACKING, REGISTRY = "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"
@@ -43,11 +44,12 @@ def run_set_aside() -> Iterator[None]:
     """
     from mlflow.tracking import fluent
 
-    runs, experiment = fluent._active_run_stack.get(), fluent._active_experiment_id
-    fluent._active_run_stack.set([])
+    active: Any = fluent._active_run_stack  # of this thread
+    runs, experiment = active.get(), fluent._active_experiment_id
+    active.set([])
     fluent._active_experiment_id = None
     try:
         yield
     finally:
-        fluent._active_run_stack.set(runs)
+        active.set(runs)
         fluent._active_experiment_id = experiment
