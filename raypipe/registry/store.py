@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from raypipe import stores
 from raypipe.config import RunConfig
 from raypipe.errors import ConfigError, hidden, one_line
 from raypipe.registry import catalog, patience
@@ -73,6 +74,9 @@ def open_store(
     except ConfigError:
         raise
     except Exception as e:
+        # No address is wrong where the disk of a store in a file is full.
+        if stores.is_full(e):
+            raise
         if patience.no_answer(e):
             raise ConfigError(
                 f"MLflow's server at {patience.host_of(uri)} does not answer",

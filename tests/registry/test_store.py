@@ -8,6 +8,7 @@ import pytest
 
 from raypipe.config import RunConfig
 from raypipe.errors import ConfigError
+from raypipe.failures import explain
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
 
@@ -60,3 +61,12 @@ def test_a_deleted_experiment_is_named_before_a_training(
     assert open_store(run, cfg, create=False).experiment_id == store.experiment_id
     store.client.restore_experiment(store.experiment_id)
     assert open_store(run, cfg).experiment_id == store.experiment_id
+
+
+def test_a_full_disk_is_no_wrong_address(small_disk: Path) -> None:
+    """A new store needs more than this disk of 1 MB has left."""
+    (small_disk / "fill").write_bytes(bytes(900 * 1024))
+    with pytest.raises(Exception, match="disk") as raised:
+        open_store(RunConfig(dir=str(small_disk / "run")), RegistryConfig())
+    code, text = explain(raised.value)
+    assert code == 1 and "The disk is full" in text and "registry.uri" not in text
