@@ -37,6 +37,8 @@ from raypipe.tables.commits import TRIES, Moved
 log = logging.getLogger("raypipe")
 # Tables whose lost moves were told of: a server looks often.
 _told: set[tuple[str, str, str]] = set()
+# Moves by hand that could not be recorded, and were told of.
+_unrecorded: set[tuple[str, str, str, int, int | None]] = set()
 LOOK_AGAIN_S = 0.5
 APPLIED = "raypipe.move."  # tag of a version, with the alias: the number of the applied move
 MOVED_AT = "raypipe.moved_at."  # the same: its number and its time
@@ -161,7 +163,10 @@ def _record_by_hand(store: Store, now: Held, newest: Move) -> bool:
         return True
     except DataError as e:
         # A server may have a table that it can only read: the alias counts, a promoter records it.
-        log.warning("A move by hand of %s could not be recorded: %s", store.model, e)
+        which = store.moves, store.model, store.alias, newest.number, now.version
+        if which not in _unrecorded:
+            _unrecorded.add(which)
+            log.warning("A move by hand of %s could not be recorded: %s", store.model, e)
         return False
     said = "The %s of %s was moved by hand in MLflow from version %s to %s: recorded"
     log.warning(said, store.alias, store.model, *ends)

@@ -212,8 +212,9 @@ def test_who_may_only_read_the_table_follows_a_move_by_hand(
 
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING, "raypipe"):
         patched.setattr(moves, "append_once", refused)
-        assert promote.require_champion(store).version == 2
-    assert "could not be recorded" in caplog.text and len(told(store)) == 1
+        for _ in range(2):  # a server asks every other second
+            assert promote.require_champion(store).version == 2
+    assert caplog.text.count("could not be recorded") == 1 and len(told(store)) == 1
     assert promote.require_champion(store).version == 2
     assert told(store)[-1] == (1, 2, "by hand")
 
