@@ -75,7 +75,7 @@ def held(store: Store) -> Held:
             return now
         if now.version == move.version_to:
             if now.entity is not None and not _has_tag(store, now.entity, move):
-                _tag(store, move)
+                _tag_if_allowed(store, move)
             return now
         difference = (now.version, move.number)
         if seen != difference:
@@ -232,6 +232,18 @@ def _tag(store: Store, move: Move) -> None:
     for name, value in tags.items():
         version = str(move.version_to)
         _set(store.client.set_model_version_tag, store.model, version, name, value)
+
+
+def _tag_if_allowed(store: Store, move: Move) -> None:
+    """A promoter that was killed has left it out. Who may only read leaves it to the next one."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        _tag(store, move)
+    except MlflowException as e:
+        if e.error_code != "PERMISSION_DENIED":
+            raise
+        log.debug("The tag of %s stays out: %s", move, e)
 
 
 def _set(write: Callable[..., None], *given: str) -> None:
