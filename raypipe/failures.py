@@ -106,9 +106,10 @@ def _of_machine(error: BaseException) -> RaypipeError | None:
 def _says_full(error: BaseException) -> bool:
     """Does it say in words alone that a disk is full? So do torch's file store, shutil where it
     copies a folder, and MLflow with its database in a file."""
-    of = type(error).__module__.partition(".")[0]
-    told = isinstance(error, RuntimeError | shutil.Error) or of in ("mlflow", "sqlalchemy", "sqlite3")
-    return told and any(words in str(error) for words in _FULL)
+    library = type(error).__module__.partition(".")[0]
+    is_one = library in ("mlflow", "sqlalchemy", "sqlite3")
+    is_one |= isinstance(error, RuntimeError | shutil.Error)
+    return is_one and any(words in str(error) for words in _FULL)
 
 
 def _of_os(error: OSError) -> RaypipeError | None:

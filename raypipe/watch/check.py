@@ -351,7 +351,7 @@ def _not_compared(
 ) -> list[str]:
     """What of the batch or of its reference the tests could not take, for people."""
     notes = []
-    kept = package.info["config"].get("registry", {})
+    kept = package.info.get("config", {}).get("registry", {})
     for name in ("domain", "group"):
         asked = getattr(watch, name)
         # A champion keeps what was named when it was registered.
