@@ -14,7 +14,8 @@ Every call takes:
 
 Overrides replace sections, and sections replace the file. A call without `config` keeps its files
 in runs/NAME, with the table's name, unless `run` says otherwise. The Ray cluster stays for the next
-call; `raypipe.close()` ends it. `raypipe/__init__.py` loads this module at the first use.
+call; `raypipe.close()` ends it. A notebook's own MLflow store stays the one that it was.
+`raypipe/__init__.py` loads this module at the first use.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from raypipe.config import load as load_config
 from raypipe.config import merge, set_field
 from raypipe.errors import ConfigError
 from raypipe.job import Job
+from raypipe.registry import theirs
 from raypipe.work import find, verbs
 from raypipe.work.evaluate import Evaluated
 from raypipe.work.find import defaults
@@ -58,16 +60,19 @@ def clean(table: PathLike | None = None, **settings: Any) -> Cleaned:
     return verbs.clean(_job(table, {}, settings), Console())
 
 
+@theirs.addresses_kept()
 def train(table: PathLike | None = None, **settings: Any) -> Trained:
     """Train one model and register it."""
     return verbs.train(_job(table, {}, settings), Console())
 
 
+@theirs.addresses_kept()
 def tune(table: PathLike | None = None, **settings: Any) -> Searched:
     """Search hyperparameters and register the best model."""
     return verbs.tune(_job(table, {}, settings), Console())
 
 
+@theirs.addresses_kept()
 def predict(
     table: PathLike | None = None, *, batch: PathLike | None = None, **settings: Any
 ) -> Predicted | Followed:
@@ -75,6 +80,7 @@ def predict(
     return verbs.predict(_job(table, {"predict.table.uri": batch}, settings), Console())
 
 
+@theirs.addresses_kept()
 def evaluate(model: str, table: PathLike | None = None, **settings: Any) -> Evaluated:
     """Measure models:/NAME@ALIAS or models:/NAME/VERSION on a labelled table.
 
@@ -88,6 +94,7 @@ def evaluate(model: str, table: PathLike | None = None, **settings: Any) -> Eval
     return verbs.evaluate(_job(table, {}, given), Console())
 
 
+@theirs.addresses_kept()
 def drift(
     table: PathLike | None = None, *, batch: PathLike | None = None, **settings: Any
 ) -> Drifted | Waited:
@@ -95,6 +102,7 @@ def drift(
     return verbs.drift(_job(table, {"watch.batch.uri": batch}, settings), Console())
 
 
+@theirs.addresses_kept()
 def retrain(
     table: PathLike | None = None, *, batch: PathLike | None = None, **settings: Any
 ) -> Retrained:
@@ -102,6 +110,7 @@ def retrain(
     return verbs.retrain(_job(table, {"watch.batch.uri": batch}, settings), Console())
 
 
+@theirs.addresses_kept()
 def load(model: str, *, run: Any = None, registry: Any = None) -> Model:
     """A registered model: models:/NAME@ALIAS or models:/NAME/VERSION.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -24,6 +25,8 @@ _REFUSED = {
     "TEMPORARILY_UNAVAILABLE": ("is not ready", f"Wait. {AGAIN}"),
 }
 DOCTOR = "`raypipe doctor` looks for the cause."
+# The system's words, and SQLite's.
+_FULL = os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full"
 
 
 def report(error: BaseException) -> int:
@@ -91,14 +94,22 @@ def _of_machine(error: BaseException) -> RaypipeError | None:
         if isinstance(e, MemoryError):
             fix = "Take smaller batches or fewer workers"
             return RaypipeError("The memory is full", rule=str(e), fix=fix)
-        # torch's file store says so in words of its own.
-        if isinstance(e, RuntimeError) and os.strerror(errno.ENOSPC) in str(e):
+        if _says_full(e):
             return RaypipeError("The disk is full", got=one_line(e), fix=f"Make room. {AGAIN}")
         if isinstance(e, OSError):
             known = _of_os(e)
             if known is not None:
                 return known
     return None
+
+
+def _says_full(error: BaseException) -> bool:
+    """Does it say in words alone that a disk is full? So do torch's file store, shutil where it
+    copies a folder, and MLflow with its database in a file."""
+    library = type(error).__module__.partition(".")[0]
+    is_one = library in ("mlflow", "sqlalchemy", "sqlite3")
+    is_one |= isinstance(error, RuntimeError | shutil.Error)
+    return is_one and any(words in str(error) for words in _FULL)
 
 
 def _of_os(error: OSError) -> RaypipeError | None:

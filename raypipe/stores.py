@@ -145,8 +145,10 @@ def cause(error: Exception, uri: str) -> Cause | None:
     return None
 
 
-# Rust, Arrow and Python all quote the system's own words.
-_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|\(os error (28|122)\)")
+# Rust, Arrow and Python all quote the system's own words; SQLite has its own.
+_NO_ROOM = re.compile(
+    r"No space left on device|Disk quota exceeded|\(os error (28|122)\)|database or disk is full"
+)
 MAKE_ROOM = (
     "Make room, or write to another disk. Run the same command again: what was finished is kept"
 )

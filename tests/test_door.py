@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import numpy as np
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -178,6 +179,7 @@ def test_from_a_folder_to_a_drift_check(
     assert added.done is not None and added.done.accepted == 120
     assert "accepted" in repr(added) and "120" in repr(added)
 
+    mlflow.set_tracking_uri("sqlite:///notebook.db")
     found = raypipe.tune(
         table,
         **SMALL,
@@ -190,6 +192,7 @@ def test_from_a_folder_to_a_drift_check(
         table, **SMALL, search={"samples": 2, "space": {"train.lr": "grid(0.01, 0.02)"}}
     )
     assert _without_seconds(again.summary()) == _without_seconds(found.summary())
+    assert mlflow.get_tracking_uri() == "sqlite:///notebook.db", "theirs stays theirs"
 
     trained = raypipe.train(table, **SMALL)
     assert str(trained.registered.champion) == "squares/1"

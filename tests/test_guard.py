@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from mlflow.exceptions import MlflowException
 from torch.distributed import DistStoreError
 
 from raypipe.cli import app
@@ -116,6 +119,9 @@ def test_a_verb_on_a_full_disk_says_so() -> None:
         (PermissionError(errno.EACCES, "Permission denied", "/x"), "may not be opened (got '/x')"),
         (MemoryError("12 GB"), "The memory is full. 12 GB."),
         (DistStoreError("No space left on device"), "The disk is full"),
+        (shutil.Error([("a", "b", "[Errno 28] No space left on device")]), "The disk is full"),
+        (MlflowException("Disk quota exceeded: 'model'"), "The disk is full"),
+        (sqlite3.OperationalError("database or disk is full"), "The disk is full"),
         (
             FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
             "There is no folder for temporary files (got \"['/tmp']\")",

@@ -37,6 +37,8 @@ from raypipe.tables.commits import TRIES, Moved
 log = logging.getLogger("raypipe")
 # Tables whose lost moves were told of: a server looks often.
 _told: set[tuple[str, str, str]] = set()
+# Moves by hand that could not be recorded, and were told of.
+_unrecorded: set[tuple[str, str, str, int, int | None]] = set()
 LOOK_AGAIN_S = 0.5
 APPLIED = "raypipe.move."  # tag of a version, with the alias: the number of the applied move
 MOVED_AT = "raypipe.moved_at."  # the same: its number and its time
@@ -73,7 +75,7 @@ def held(store: Store) -> Held:
             return now
         if now.version == move.version_to:
             if now.entity is not None and not _has_tag(store, now.entity, move):
-                _tag(store, move)
+                _tag_if_allowed(store, move)
             return now
         difference = (now.version, move.number)
         if seen != difference:
@@ -161,7 +163,10 @@ def _record_by_hand(store: Store, now: Held, newest: Move) -> bool:
         return True
     except DataError as e:
         # A server may have a table that it can only read: the alias counts, a promoter records it.
-        log.warning("A move by hand of %s could not be recorded: %s", store.model, e)
+        which = store.moves, store.model, store.alias, newest.number, now.version
+        if which not in _unrecorded:
+            _unrecorded.add(which)
+            log.warning("A move by hand of %s could not be recorded: %s", store.model, e)
         return False
     said = "The %s of %s was moved by hand in MLflow from version %s to %s: recorded"
     log.warning(said, store.alias, store.model, *ends)
@@ -227,6 +232,18 @@ def _tag(store: Store, move: Move) -> None:
     for name, value in tags.items():
         version = str(move.version_to)
         _set(store.client.set_model_version_tag, store.model, version, name, value)
+
+
+def _tag_if_allowed(store: Store, move: Move) -> None:
+    """A promoter that was killed has left it out. Who may only read leaves it to the next one."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        _tag(store, move)
+    except MlflowException as e:
+        if e.error_code != "PERMISSION_DENIED":
+            raise
+        log.debug("The tag of %s stays out: %s", move, e)
 
 
 def _set(write: Callable[..., None], *given: str) -> None:

@@ -59,7 +59,11 @@ class Addresses:
 
     def read(self, address: str) -> bytes:
         """The bytes at an address. Raises DataError if it is not allowed or cannot be read."""
-        folder = next((folder for folder in self.folders if _is_below(address, folder)), None)
+        try:
+            folder = next((folder for folder in self.folders if _is_below(address, folder)), None)
+        except (OSError, ValueError, RuntimeError) as e:
+            # Half a host in brackets, a zero character, links in a circle.
+            raise DataError(f"The address cannot be read: {one_line(e)}", got=address) from None
         if folder is None:
             raise DataError(
                 "This address is not read",
@@ -107,11 +111,12 @@ def _image(value: Any, addresses: Addresses) -> Picture | None:
     if isinstance(value, str):
         if _SCHEME.match(value):
             return addresses.read(value)
-        return _decoded(_DATA.sub("", value, count=1).encode())
+        # Half of a surrogate pair, which JSON may hold, has no bytes: it is no base64 either.
+        return _decoded(_DATA.sub("", value, count=1).encode(errors="replace"))
     if isinstance(value, (np.ndarray, list)):
         return _pixels(value)
-    # pandas has several nulls; NaN is not itself.
-    if value is None or value != value or type(value).__name__ == "NAType":
+    # pandas has several nulls: NaN is not itself, and NA answers no question.
+    if value is None or type(value).__name__ == "NAType" or value != value:
         return None
     raise DataError(
         "This is no image",

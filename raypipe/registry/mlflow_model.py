@@ -19,6 +19,7 @@ from PIL import Image
 
 from raypipe.models import own_code
 from raypipe.models.tasks import NUMERIC
+from raypipe.registry import theirs
 from raypipe.registry.package import Package
 
 CODE = Path(__file__).resolve().parent.parent  # of raypipe, which goes with each model
@@ -48,7 +49,7 @@ def log(run_id: str, package: Package) -> Any:
     import mlflow
 
     params = {"embedding": False} if package.task.kind in NUMERIC else {"top_k": 2}
-    with warnings.catch_warnings(), mlflow.start_run(run_id=run_id):
+    with warnings.catch_warnings(), theirs.run_set_aside(), mlflow.start_run(run_id=run_id):
         # MLflow suggests type hints, which it has none of for images.
         warnings.simplefilter("ignore", UserWarning)
         return mlflow.pyfunc.log_model(

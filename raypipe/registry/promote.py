@@ -8,6 +8,8 @@ back is barred, and a decision is carried out once.
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -421,13 +423,17 @@ def _files(store: Store, version: ModelVersion, into: str | None) -> Path:
                 dst_path=into,
             )
     except (OSError, mlflow.MlflowException) as e:
+        # The disk that takes the files is full. MLflow tells of it in the text of another error.
+        if os.strerror(errno.ENOSPC) in str(e):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), into) from e
+        what = f"The files of {version} are not where MLflow keeps them: {one_line(e)}"
         # MLflow keeps absolute addresses: a store whose folder was moved names the old place.
-        raise Gone(
-            f"The files of {version} are not where MLflow keeps them: {one_line(e)}",
-            got=str(version.uri),
-            rule="A run's folder that was moved cannot be read by MLflow",
-            fix="Move run.dir back, or train with another run.dir",
-        ) from e
+        rule = "A run's folder that was moved cannot be read by MLflow"
+        fix = "Move run.dir back, or train with another run.dir"
+        if into is not None:
+            rule = "They are in another place than this machine, which may be away for a while"
+            fix = "Run the command again; if it stays so, look there whether they were deleted"
+        raise Gone(what, got=str(version.uri), rule=rule, fix=fix) from e
     return Path(folder)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from raypipe import stores
 from raypipe.config import RunConfig
 from raypipe.errors import ConfigError, hidden, one_line
 from raypipe.registry import catalog, patience
@@ -70,7 +71,12 @@ def open_store(
         artifacts = (folder / "artifacts").as_uri() if uri.startswith("sqlite") else None
         with patience.opening(), patience.told(uri):
             experiment_id = _experiment_id(client, cfg.experiment, artifacts, create)
+    except ConfigError:
+        raise
     except Exception as e:
+        # No address is wrong where the disk of a store in a file is full.
+        if stores.is_full(e):
+            raise
         if patience.no_answer(e):
             raise ConfigError(
                 f"MLflow's server at {patience.host_of(uri)} does not answer",
@@ -103,8 +109,19 @@ def open_store(
 
 
 def _experiment_id(client: MlflowClient, name: str, artifacts: str | None, create: bool) -> str:
-    """The id of an experiment; if it does not exist, it is created, or has the id ""."""
+    """The id of an experiment; if it does not exist, it is created, or has the id "".
+
+    Raises ConfigError for one that somebody has deleted: MLflow keeps its name, and takes no run.
+    """
     experiment = client.get_experiment_by_name(name)
+    if experiment and create and experiment.lifecycle_stage == "deleted":
+        raise ConfigError(
+            "The MLflow experiment was deleted",
+            got=f"registry.experiment={name}",
+            rule="MLflow keeps a deleted experiment under its name, and takes no run into it",
+            fix=f"Restore it (mlflow experiments restore -x {experiment.experiment_id}), or set "
+            "registry.experiment to another name",
+        )
     if experiment:
         return str(experiment.experiment_id)
     if not create:

@@ -207,11 +207,13 @@ def check_names(run: RunConfig, cfg: RegistryConfig) -> None:
             fix="Choose a run.dir without ? and %, or set registry.uri",
         )
     model = cfg.model or run.name
-    if not model.strip() or set("/:'\"") & set(model):
+    # As a path they would lead elsewhere: MLflow refuses these as well.
+    is_dots = model == "." or model.startswith("..")
+    if not model.strip() or is_dots or set("/:'\"") & set(model):
         raise ConfigError(
             "MLflow cannot register a model under this name",
             got=model,
-            rule="A model's name has no / : ' or \"",
+            rule="A model's name has no / : ' or \", and does not begin with two dots",
             fix="Set registry.model, or another run.name",
         )
     if not re.fullmatch(r"[\w-]+", cfg.alias) or re.fullmatch(r"(?i)latest|v\d+", cfg.alias):

@@ -153,8 +153,8 @@ def _all_damaged(trials: Sequence[Trial], folder: Path) -> RaypipeError:
 def _forget(trial: Trial, folder: Path) -> None:
     """Delete the checkpoints of a trial that has ended, up to the last one it reported."""
     _say_ended(trial, folder)
-    last = checkpoint.name(trial.epochs)
-    _delete(path for path in folder.glob("epoch-*") if path.name <= last)
+    last = (trial.epochs, 0)
+    _delete(path for path in folder.glob("epoch-*") if checkpoint.place(path) <= last)
 
 
 def _say_ended(trial: Trial, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -275,7 +276,7 @@ class TrainJob(TrainSections):
             del train["anneal_s"]
         # Without it, the key is the same as before the setting was there.
         if feed.pop("leave_out") is not None:
-            feed["leave_out"] = by_content(self.feed.leave_out)
+            feed["leave_out"] = self._left_out
         # What the calibration changes comes after the training.
         model = self.model.model_dump(mode="json", exclude={"calibrate"})
         # As for leave_out: keys of linear heads and of steps are as before there were others.
@@ -304,19 +305,31 @@ class TrainJob(TrainSections):
 
     @property
     def _started_from(self) -> str | None:
-        """What train.start_from means in a key. A checkpoint in the run's own folder, as a refit
-        starts from, is named by its weights: the folder may be moved.
+        """What train.start_from means in a key: the weights of a checkpoint, the seal of a package.
+
+        The folder may be moved, and somebody may put other weights into it. Its own path stands for
+        it if it is gone.
         """
         path, named = self.train.start_from, by_content(self.train.start_from)
-        if path is None or named != path or not Path(path).is_relative_to(self.run.path):
+        if path is None or named != path:
             return named
         # Not at the top: it imports all ways to train.
         from raypipe.train import checkpoint
 
-        # No checkpoint: a package, or a folder that is gone.
+        folder = Path(path)
         with suppress(OSError, ValueError, KeyError, TypeError):
-            return checkpoint.weights_digest(Path(path))
+            # A package has a manifest of that name, too, and its hash is the seal.
+            if (folder / "package.json").is_file():
+                return hashlib.sha256((folder / checkpoint.MANIFEST).read_bytes()).hexdigest()
+            return checkpoint.weights_digest(folder)
         return path
+
+    @property
+    def _left_out(self) -> str | None:
+        """What feed.leave_out means in a key: the ids in the file, which somebody may edit."""
+        with suppress(OSError, ValueError):
+            return hashlib.sha256(Path(str(self.feed.leave_out)).read_bytes()).hexdigest()
+        return by_content(self.feed.leave_out)
 
     def folder(self, key: str) -> Path:
         """The folder of the run with that key.

@@ -90,6 +90,16 @@ class LoopState:
             best = self.history[best_epoch][rule.metric]
         return dataclasses.replace(self, best=best, best_epoch=best_epoch)
 
+    def among(self, ranks: int, before: int) -> LoopState:
+        """The same state for so many ranks; `before` had saved it.
+
+        The sums of the epoch so far are means over the ranks: of four they are half those of two.
+        """
+        if ranks == before:
+            return self
+        share = before / ranks
+        return dataclasses.replace(self, loss_sum=self.loss_sum * share, seen=self.seen * share)
+
     def finished(self, epochs: int) -> bool:
         """Did the training end, by its number of epochs or by its stopping rule?"""
         return self.epoch >= epochs or self.stopped is not None

@@ -38,6 +38,7 @@ from raypipe.train.losses import (
     squared_loss,
 )
 
+ROUNDING = 1e-10  # of a sum of squares
 METRICS: dict[Kind, tuple[str, ...]] = {
     "single_label": ("val_loss", "val_accuracy", "val_balanced_accuracy"),
     "multi_label": ("val_loss", "val_accuracy", "val_f1"),
@@ -221,8 +222,9 @@ def _count_errors(scores_B1: Tensor, targets_B1: Tensor, mean: float) -> tuple[T
 def _divide_errors(images: float, counts: np.ndarray) -> dict[str, float]:
     absolute, squared, deviation, deviation_squared = counts.tolist()
     variation = deviation_squared - deviation**2 / images
-    # Labels that are all equal leave nothing to explain.
-    r2 = 1 - squared / variation if variation > 0 else math.nan
+    # Labels that are all equal leave nothing to explain. Rounding leaves a trace of a variation,
+    # which would make an R2 of -1e15.
+    r2 = 1 - squared / variation if variation > ROUNDING * deviation_squared else math.nan
     return {
         "val_mae": absolute / images,
         "val_rmse": (squared / images) ** 0.5,

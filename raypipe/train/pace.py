@@ -74,7 +74,9 @@ class Pace:
     def next(self, most: int) -> float | None:
         """The schedule's progress in the middle of the next step; None: no step fits any more.
 
-        most: steps that are left by train.epochs. The first step of a training always fits.
+        most: steps that are left by train.epochs. The first step of an epoch always fits: it had
+        time when it began (`is_over`), and saving may have taken that. An epoch without a step
+        would have no training loss.
         """
         fitting = self._fitting()
         if fitting is None:
@@ -83,7 +85,7 @@ class Pace:
         moved = (1 - self.progress) / steps
         own = [self.progress + moved / 2, self.progress + moved, float(fitting < 1)]
         middle, after, is_over = self._agreed(own)
-        if is_over:
+        if is_over and self._in_epoch:
             return None
         self.progress = after
         return middle

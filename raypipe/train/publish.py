@@ -22,6 +22,7 @@ from raypipe.registry import made_by, of_task, package, promote, runs, system_me
 from raypipe.registry.card import HTML, MARKDOWN, html, markdown
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
+from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables import scan
 from raypipe.train import learned, origin, shifted, unseen
 from raypipe.train.described import card
@@ -32,6 +33,9 @@ from raypipe.train.trainer import Plan, assemble
 CALIBRATION = "raypipe.calibration"  # tag of a version: its Calibrated, as JSON
 PARENT = "raypipe.parent"  # NAME/N of the champion that it was to replace
 CODE = "raypipe.code"  # sha256 of the code that made it
+MOST_OF_TAG = 5_000  # characters
+# Of the section registry: what a package says, and no training depends on.
+SAID = "domain", "group", "intended_use", "data_licence", "severity_s"
 
 # A trial: its name, its parameters, the metrics of its epochs, and what it took.
 Child = tuple[str, dict[str, Any], Sequence[dict[str, float]], dict[str, float]]
@@ -67,9 +71,18 @@ def publish(
 
 
 def package_key(job: TrainJob, result: TrainResult) -> str:
-    """Names a registered version: the training's key, unless its model is calibrated afterwards."""
+    """Names a registered version: the training's key, unless its model is calibrated afterwards, or
+    the package says more than that.
+
+    So what is named when the training is over makes another package of the same weights. How many
+    images judge it is no part: within a budget a clock decides that.
+    """
     # 2: a temperature that does not help is not kept.
-    return key_of(result.key, "calibrated", 2) if job.model.calibrate else result.key
+    key = key_of(result.key, "calibrated", 2) if job.model.calibrate else result.key
+    usual = RegistryConfig()
+    said = {name: getattr(job.registry, name) for name in SAID}
+    said = {name: value for name, value in said.items() if value != getattr(usual, name)}
+    return key_of(key, said) if said else key
 
 
 def _publish(
@@ -140,7 +153,7 @@ def _publish(
     tags = {
         "raypipe.table": str(result.version),
         **of_task.tags(pinned.task),
-        "raypipe.sources": ",".join(sources),
+        "raypipe.sources": _listed(sources),
         "raypipe.metrics": to_json(result.metrics),
         **_tags(made),
     }
@@ -162,6 +175,16 @@ def _tags(made: dict[str, Any]) -> dict[str, str]:
     # MLflow takes 5,000 characters, Unity Catalog 256.
     tags["raypipe.why"] = hidden(called_for["reason"])[:250]
     return tags
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names as a tag, without credentials. MLflow refuses a longer tag when all else is done: of a
+    source a file there may be 100,000.
+    """
+    text = hidden(",".join(names))
+    if len(text) <= MOST_OF_TAG:
+        return text
+    return f"{len(names):,} sources, in the package's package.json"
 
 
 def _sources(job: TrainJob, pinned: Pinned) -> list[str]:

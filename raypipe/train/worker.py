@@ -101,6 +101,7 @@ def train_rank(
         saved = checkpoint.read(resume, verified=True)
         engine.load(saved.weights, saved.optimizer, saved.facts)
         state = saved.state.with_usable_best(cfg.stopping, cfg.result == "last")
+        state = state.among(engine.world, saved.world)
     feed = Feed(
         data.train,
         data.val,

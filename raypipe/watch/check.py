@@ -214,7 +214,7 @@ def check(
         found = promise.over_spans(drift, alpha, tested(grouped), each, says.found)
         # Of a package that was tampered with nothing is said: it raises.
         cost = severity.severity(package.severity(), mine.scores_NC, mine.features_ND, run.seed)
-        left_out = _not_compared(package, reference, grouped)
+        left_out = _not_compared(package, reference, grouped, watch)
         notes = (*found.notes, *left_out, *says.notes)
         found = replace(found, severity=cost, feedback=says, notes=notes)
         is_promised = watch.horizon is not None
@@ -346,9 +346,20 @@ def _labels(package: Package, scores_NC: np.ndarray) -> list[str] | None:
     return None if package.task.kind in NUMERIC else package.task.predictions(scores_NC)
 
 
-def _not_compared(package: Package, reference: Reference, mine: Batch) -> list[str]:
+def _not_compared(
+    package: Package, reference: Reference, mine: Batch, watch: WatchConfig
+) -> list[str]:
     """What of the batch or of its reference the tests could not take, for people."""
     notes = []
+    kept = package.info.get("config", {}).get("registry", {})
+    for name in ("domain", "group"):
+        asked = getattr(watch, name)
+        # A champion keeps what was named when it was registered.
+        if asked and not kept.get(name):
+            notes.append(
+                f"watch.{name}={asked} has no effect: the champion was registered without it. The "
+                "command that trained it, with this setting, registers a version that has it"
+            )
     if mine.broken:
         of = mine.broken + len(mine.ids)
         notes.append(f"{mine.broken} of {of} images have no prediction (broken): they are left out")

@@ -16,8 +16,8 @@ from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables.table import TableConfig
 from raypipe.work.model import Model
 
-# MLflow takes no name with a colon or a quotation mark.
-MODEL = re.compile(r"models:/(?P<name>[^/@:'\"]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+# MLflow takes no name with a colon or a quotation mark. One with an @ is there up to the last one.
+MODEL = re.compile(r"models:/(?P<name>[^/:'\"]+?)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 NAMED = "models:/NAME@ALIAS or models:/NAME/VERSION"
 
 

@@ -123,10 +123,12 @@ def test_params_add_columns_and_thresholds(
     [
         (None, "missing"),
         (float("nan"), "missing"),
+        (pd.NA, "missing"),
         (b"", "empty"),
         (b"no image at all", "not_an_image"),
         (b"\x89PNG\r\n\x1a\n", "not_an_image"),
         ("no base64!", "no base64"),
+        ("\ud800", "no base64"),
         ("/etc/hostname", "no base64|not_an_image"),
         ("file:///etc/hostname", "This address is not read"),
         ("s3://bucket/image.png", "This address is not read"),
@@ -209,6 +211,16 @@ def test_an_address_is_read_only_below_what_the_loader_named(
 )
 def test_an_address_is_inside_its_folder_or_not(address: str, folder: str, inside: bool) -> None:
     assert inputs._is_below(address, folder) is inside
+
+
+def test_an_address_that_is_none_costs_its_own_place(tmp_path: Path) -> None:
+    """It ended the whole call."""
+    (tmp_path / "circle").symlink_to("circle")
+    root = tmp_path.as_uri()
+    odd = [f"{root}/%00.png", "s3://[half/a.png", f"{root}/circle/a.png", f"{root}/\ud800.png"]
+    found = inputs.given([*odd, b"image"], inputs.Addresses((root,)), 1)
+    assert found.images == [None] * 4 + [b"image"] and set(found.errors) == {0, 1, 2, 3}
+    assert all("address" in said for said in found.errors.values())
 
 
 def test_numbers_have_no_classes(shared_store: Store, tmp_path: Path, textured: Draw) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from raypipe.config import RunConfig
 from raypipe.errors import ConfigError
-from raypipe.registry.store import open_store
+from raypipe.failures import explain
+from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
 
 
@@ -30,6 +31,8 @@ def test_a_store_that_cannot_be_is_one_message(tmp_path: Path) -> None:
         ({"name": "o'neil"}, {}, "cannot register a model under this name .got .o'neil"),
         ({"name": "a/b"}, {}, "cannot register a model under this name"),
         ({}, {"model": "a:b"}, "cannot register a model under this name"),
+        ({"name": "..next"}, {}, "cannot register a model under this name"),
+        ({}, {"model": "."}, "cannot register a model under this name"),
         ({}, {"alias": "latest"}, "cannot give a version this alias"),
         ({}, {"alias": "v1"}, "cannot give a version this alias"),
         ({}, {"alias": "the best"}, "cannot give a version this alias"),
@@ -42,3 +45,28 @@ def test_names_that_mlflow_refuses_are_refused_before_a_training(
     with pytest.raises(ConfigError, match=says):
         open_store(named, RegistryConfig.model_validate(registry))
     assert not any(tmp_path.rglob("*.db"))
+
+
+def test_a_deleted_experiment_is_named_before_a_training(
+    shared_store: Store, tmp_path: Path
+) -> None:
+    """MLflow took no run into it when the training was over, and so each time."""
+    run = RunConfig(dir=str(tmp_path))
+    cfg = RegistryConfig(uri=shared_store.address, experiment="deleted")
+    store = open_store(run, cfg)
+    store.client.delete_experiment(store.experiment_id)
+    with pytest.raises(ConfigError, match=r"experiment was deleted.*experiments restore -x \d+"):
+        open_store(run, cfg)
+    # Who only reads needs none.
+    assert open_store(run, cfg, create=False).experiment_id == store.experiment_id
+    store.client.restore_experiment(store.experiment_id)
+    assert open_store(run, cfg).experiment_id == store.experiment_id
+
+
+def test_a_full_disk_is_no_wrong_address(small_disk: Path) -> None:
+    """A new store needs more than this disk of 1 MB has left."""
+    (small_disk / "fill").write_bytes(bytes(900 * 1024))
+    with pytest.raises(Exception, match="disk") as raised:
+        open_store(RunConfig(dir=str(small_disk / "run")), RegistryConfig())
+    code, text = explain(raised.value)
+    assert code == 1 and "The disk is full" in text and "registry.uri" not in text

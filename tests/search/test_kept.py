@@ -230,3 +230,14 @@ def test_a_result_of_an_older_version_keeps_all(tmp_path: Path) -> None:
     del read["trials"][0]["kept"]
     file.write_text(json.dumps(read))
     assert trial_files.read(file)[0][0].kept
+
+
+def test_what_is_deleted_is_told_by_numbers_and_not_by_names(tmp_path: Path) -> None:
+    """By name epoch 10000 comes before 9999, which stayed on the disk."""
+    at = {epoch: tmp_path / checkpoint.name(epoch) for epoch in (9_999, 10_001, 10_002)}
+    for epoch, folder in at.items():
+        pieces = {"w": Piece.whole(torch.ones(1))}
+        checkpoint.write(folder, Snapshot(pieces), LoopState(epoch=epoch))
+    trial = Trial("trial-001", {}, 0.5, 10_001, False, ({"val_accuracy": 0.5},), None)
+    kept._forget(trial, tmp_path)
+    assert [epoch for epoch, folder in at.items() if folder.exists()] == [10_002]

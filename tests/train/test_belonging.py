@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,8 @@ from raypipe.tables import scan
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.train import trainer, unseen
-from raypipe.train.publish import publish
+from raypipe.train.job import TrainJob
+from raypipe.train.publish import _listed, package_key, publish
 from raypipe.watch import by_domain
 
 from .conftest import Jobs
@@ -113,3 +116,28 @@ def test_a_table_without_sources_has_clusters_and_an_older_package_has_one_domai
     assert clustered == ["cluster 1"] * 100 + ["cluster 2"] * 100 or clustered == (
         ["cluster 2"] * 100 + ["cluster 1"] * 100
     )
+
+
+def test_what_is_named_later_makes_another_package_of_the_same_weights() -> None:
+    """The version without it was found, and nothing said that the setting had no effect."""
+    result: Any = SimpleNamespace(key="k")
+
+    def key(**registry: object) -> str:
+        return package_key(
+            validate(TrainJob, {"table": {"uri": "x"}, "registry": registry}), result
+        )
+
+    keys = [key(), key(group="module"), key(domain="module"), key(intended_use="Solar cells")]
+    assert keys[0] == "k" and len(set(keys)) == 4
+    assert key(group="module") == keys[1] and key(severity_s=600) != "k" == key(severity_s=60)
+    # A budget may lower these by the clock, and a rerun then finds the version that is there.
+    assert key(severity_images=0, judged_images=50) == "k"
+
+
+def test_a_tag_of_many_sources_is_one_that_mlflow_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source a file: MLflow refused the version when the training was over."""
+    assert _listed(["east", "west"]) == "east,west"
+    said = _listed([f"line-1/{number:06}.jpg" for number in range(10_000)])
+    assert said.startswith("10,000 sources") and len(said) < 100
+    monkeypatch.setenv("CAMERA_TOKEN", "not-for-everybody")
+    assert "not-for" not in _listed(["https://x/?t=not-for-everybody"])

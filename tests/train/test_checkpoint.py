@@ -91,6 +91,14 @@ def test_the_newest_is_the_one_with_most_epochs(three: list[Path]) -> None:
     assert checkpoint.newest([]) == (None, [])
 
 
+def test_ten_thousand_epochs_are_more_than_9999(tmp_path: Path) -> None:
+    """By name 10000 comes before 9999, and a resume lost all epochs since then."""
+    at = [(9999, 0), (10_000, 0), (10_000, 7)]
+    folders = [write(tmp_path / checkpoint.name(epoch, step), 1) for epoch, step in at]
+    assert checkpoint.newest(folders) == (folders[-1], [])
+    assert [checkpoint.place(folder) for folder in folders] == at
+
+
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(
     ("damage", "says"),

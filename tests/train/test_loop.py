@@ -18,7 +18,7 @@ from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState
 from raypipe.train.objective import Objective
-from raypipe.train.parallel import Engine, ParallelConfig, native
+from raypipe.train.parallel import Engine, ParallelConfig, Snapshot, native
 from raypipe.train.parallel.engine import parameter_groups
 from raypipe.train.worker import Data, train_rank, trainable
 
@@ -145,6 +145,28 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_uninterrupted_one_does(
         for run in (whole, resumed)
     ]
     assert same[0][epochs_done:] == same[1]
+
+
+def test_each_image_counts_once_in_the_loss_of_an_epoch_that_changes_its_workers(
+    tmp_path: Path,
+) -> None:
+    """A checkpoint as two workers leave it, whose sums are means over both, goes on with one."""
+    asked = job(epochs=1, checkpoint_steps=1)
+    whole, killed, told = (Recorder(tmp_path / name) for name in ("whole", "killed", "told"))
+    train_rank(asked, pixels(), None, whole.save, whole.report)
+    killed.dies_after = (0, 2)
+    with pytest.raises(KeyboardInterrupt):
+        train_rank(asked, pixels(), None, killed.save, killed.report)
+    state = checkpoint.read(killed.folder / checkpoint.name(0, 2)).state
+    state.loss_sum, state.seen = state.loss_sum / 2, state.seen / 2
+    folder = tmp_path / "two" / checkpoint.name(0, 2)
+    for rank, share in enumerate((killed.snapshot, Snapshot(facts=killed.snapshot.facts))):
+        checkpoint.write_part(folder, share, rank, "two")
+    checkpoint.publish(folder, state, 2, "two", 0)
+    train_rank(asked, pixels(), folder, told.save, told.report)
+    ours, theirs = (of.metrics[0]["train_loss"] for of in (told, whole))
+    assert ours == pytest.approx(theirs, rel=1e-6)
+    assert LoopState(loss_sum=6, seen=4).among(4, before=2) == LoopState(loss_sum=3, seen=2)
 
 
 def test_a_finished_run_does_not_train_again(tmp_path: Path) -> None:

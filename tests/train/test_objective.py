@@ -204,6 +204,23 @@ def test_finished_predictions_are_judged_as_logits_are(kind: Kind) -> None:
     )
 
 
+@pytest.mark.parametrize("images", [3, 7, 10, 50, 100])
+def test_labels_that_are_all_equal_have_no_r2(images: int) -> None:
+    """Rounding left a variation of 1e-17, and so an R2 of -5e14."""
+    objective = Objective.of(task_of("regression"), np.array([[0.1], [0.3], [0.9]]))
+    labels_N1 = torch.full((images, 1), 0.7)
+
+    def r2() -> float:
+        totals = sum(objective.totals(torch.zeros(1, 1), label[None]) for label in labels_N1)
+        assert isinstance(totals, torch.Tensor)
+        return objective.metrics(totals)["val_r2"]
+
+    assert np.isnan(r2())
+    # A narrow band far from the training labels is told from rounding.
+    labels_N1[0] += 0.001
+    assert r2() == pytest.approx(reference.r2_score(labels_N1.double(), np.zeros(images)), rel=1e-3)
+
+
 def test_a_probability_is_right_on_its_side_of_one_half() -> None:
     labels_N1, scores_N1 = (
         torch.tensor([0.0, 1 / 3, 0.5, 2 / 3, 1.0])[:, None],

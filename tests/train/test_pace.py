@@ -102,6 +102,22 @@ def test_a_training_that_was_interrupted_goes_on_from_where_its_rate_was() -> No
     assert first == pytest.approx(0.5025)
 
 
+def test_an_epoch_that_has_begun_has_a_step() -> None:
+    """Saving took what was left of the time. Without a step the training loss of it was 0."""
+    now = [0.0]
+    pace = Pace(10, 2, clock=lambda: now[0])
+    for _ in range(2):
+        assert pace.next(20) is not None
+        now[0] += 1
+        pace.stepped()
+    pace.evaluated()
+    assert not pace.is_over()
+    now[0] = 20
+    assert pace.next(18) is not None and pace.progress == pytest.approx(1)
+    pace.stepped()
+    assert pace.next(17) is None and pace.is_over()
+
+
 def test_ranks_follow_the_first() -> None:
     """This rank's clock says that the time is over, and the first rank's does not."""
     now = [0.0]

@@ -81,6 +81,17 @@ def test_what_the_writer_raised_is_raised_by_the_next_save_or_the_end(
         save(LoopState(step=1), engine)
 
 
+def test_a_worker_that_wrote_nothing_is_no_full_disk(tmp_path: Path) -> None:
+    engine: Any = Weight()
+    engine.world = 2
+    with (
+        pytest.raises(RaypipeError, match=r"rank 1 wrote no part.*train\.timeout_s") as raised,
+        Saver(tmp_path, TrainConfig(timeout_s=0.05)) as save,
+    ):
+        save(LoopState(step=1), engine)
+    assert "room" not in str(raised.value) and names(tmp_path) == []
+
+
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_run_ends_with_the_same_weights_however_it_saves(tmp_path: Path, behind: bool) -> None:
     told = Recorder(tmp_path / "whole")

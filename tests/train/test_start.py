@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,9 +20,11 @@ from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry import package
 from raypipe.registry.package import Reference
 from raypipe.tables.table import TableVersion
-from raypipe.train import learned, publish, start
+from raypipe.train import checkpoint, learned, publish, start
 from raypipe.train.job import TrainJob
+from raypipe.train.loop import LoopState
 from raypipe.train.origin import CalledFor, Start
+from raypipe.train.parallel.snapshot import Piece, Snapshot
 
 CNN = ModelConfig(name="small_cnn", mode="finetune", pretrained=False, side_px=32)
 PIXELS = torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8)
@@ -218,3 +221,42 @@ def test_a_champion_is_the_same_model_after_an_update_of_transformers(
         return
     with pytest.raises(ConfigError, match="weights of another model"):
         start.require_same(theirs, ours, Path("champion"))
+
+
+def test_a_key_knows_weights_by_their_content(tmp_path: Path) -> None:
+    """Other weights in the same folder are another training; it read the old result."""
+    job = validate(TrainJob, {"table": {"uri": "/t"}})
+
+    def key(path: Path) -> str:
+        return replace(job, {"train.start_from": str(path)}).training_key(TableVersion("/t", 1))
+
+    at, elsewhere = tmp_path / "latest", tmp_path / "elsewhere"
+    keys = []
+    for seed in (1, 2):
+        shutil.rmtree(at, ignore_errors=True)
+        packed(tmp_path, trained(CNN, 2, seed), CNN, ("a", "b")).rename(at)
+        keys.append(key(at))
+    shutil.copytree(at, elsewhere)
+    assert keys[0] != keys[1] == key(elsewhere) == key(tmp_path / package.Package(at).seal)
+    for value in (1.0, 2.0):
+        pieces = {"w": Piece.whole(torch.tensor([value]))}
+        checkpoint.write(tmp_path / "epoch", Snapshot(pieces), LoopState())
+        keys.append(key(tmp_path / "epoch"))
+    assert len(set(keys)) == 4
+
+
+def test_a_key_knows_the_rows_that_are_left_out_and_not_their_file(tmp_path: Path) -> None:
+    job = validate(TrainJob, {"table": {"uri": "/t"}})
+
+    def key(path: Path, text: str | None) -> str:
+        if text is not None:
+            path.write_text(text)
+        return replace(job, {"feed.leave_out": str(path)}).training_key(TableVersion("/t", 1))
+
+    mine = tmp_path / "mine.json"
+    first, second = key(mine, '["a"]'), key(mine, '["a", "b"]')
+    assert first != second == key(tmp_path / "other.json", '["a", "b"]')
+    # As a retrain writes it, by the name of its content.
+    content = sha256(b'["a"]').hexdigest()
+    named = tmp_path / f"{content}.json"
+    assert key(named, None) == key(named, '["a"]') == first

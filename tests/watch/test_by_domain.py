@@ -6,6 +6,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.watch import by_image, check, evidence_row
 from raypipe.watch.detect import DriftConfig, DriftReport, detect
 from raypipe.watch.pictures import Batch
+from raypipe.watch.settings import WatchConfig
 from raypipe.watch.sides import Seen
 
 WIDTH = 30
@@ -155,3 +157,17 @@ def test_the_groups_of_a_batch_are_read_from_its_table(tmp_path: Path) -> None:
     assert by_image.arrived("module", other, batch) == [2, 1, 4, 3, 5]
     assert groups({"group": "gone"}) is None and groups({}) is None
     assert groups({"group": "module"}, replace(reference, groups=None)) is None
+
+
+def test_a_column_that_was_named_after_the_champion_is_told_to_have_no_effect() -> None:
+    reference: Any = SimpleNamespace(groups=None)
+    mine: Any = SimpleNamespace(broken=0, groups=None)
+
+    def notes(registry: dict[str, str], **watch: str) -> list[str]:
+        package: Any = SimpleNamespace(info={"config": {"registry": registry}})
+        return check._not_compared(package, reference, mine, validate(WatchConfig, watch))
+
+    (said,) = notes({}, group="module")
+    assert "watch.group=module has no effect" in said
+    assert not notes({"group": "module"}, group="module") and not notes({})
+    assert "watch.domain=camera" in notes({"group": "module"}, domain="camera")[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from raypipe.work import find
 from raypipe.work.names import run_of
 
 
@@ -65,3 +66,22 @@ def test_of_two_tables_of_one_name_the_second_has_a_folder_of_its_own_at_once(
     (tmp_path / own["dir"]).mkdir(parents=True)
     assert run_of("other/cells") == own
     assert run_of("third/cells") == {"name": "cells", "dir": "runs/cells"}
+
+
+@pytest.mark.parametrize(
+    ("model", "parts"),
+    [
+        ("models:/team@line 1@champion", ("team@line 1", "champion", None)),
+        ("models:/team@line 1/3", ("team@line 1", None, "3")),
+        ("models:/Kühe@best", ("Kühe", "best", None)),
+        ("models:/cells@@best", ("cells@", "best", None)),
+        ("models:/cells", None),
+        ("models:/@best", None),
+        ("models:/a/b@best", None),
+    ],
+)
+def test_a_model_is_found_by_any_name_that_can_be_registered(
+    model: str, parts: tuple[str | None, ...] | None
+) -> None:
+    found = find.MODEL.fullmatch(model)
+    assert (found and found.group("name", "alias", "version")) == parts

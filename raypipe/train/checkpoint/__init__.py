@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 import time
@@ -153,6 +154,8 @@ class Checkpoint:
     optimizer: Mapping[str, Tensor]
     facts: dict[str, Any]
     state: LoopState
+    world: int
+    """Ranks that wrote it."""
 
 
 def read(folder: Path, verified: bool = False) -> Checkpoint:
@@ -171,6 +174,7 @@ def read(folder: Path, verified: bool = False) -> Checkpoint:
         optimizer=WholeTensors(folder, manifest, "optimizer-"),
         facts=manifest["facts"],
         state=LoopState.from_dict(json.loads(state)),
+        world=manifest["world"],
     )
 
 
@@ -205,7 +209,7 @@ def _said_to_have_ended(folder: Path) -> Path | None:
 def newest(folders: Iterable[Path]) -> tuple[Path | None, list[str]]:
     """The furthest complete checkpoint, and the skipped ones after it, with what is wrong."""
     skipped: list[str] = []
-    for folder in sorted(folders, reverse=True):  # names sort as (epoch, step)
+    for folder in sorted(folders, key=place, reverse=True):
         problem = verify(folder)
         if problem is None:
             return folder, skipped
@@ -216,6 +220,11 @@ def newest(folders: Iterable[Path]) -> tuple[Path | None, list[str]]:
 def name(epoch: int, step: int = 0) -> str:
     """The folder's name after so many epochs, and so many steps of the next epoch."""
     return f"epoch-{epoch:04d}-step-{step:07d}"
+
+
+def place(folder: Path) -> tuple[int, ...]:
+    """(epoch, step) of a folder's name. Names themselves do not sort so from epoch 10,000 on."""
+    return tuple(int(number) for number in re.findall(r"[0-9]+", folder.name))
 
 
 def epoch_of(folder: Path) -> int:

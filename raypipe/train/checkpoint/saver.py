@@ -99,12 +99,15 @@ class Saver:
         except (OSError, SafetensorError) as e:
             # An incomplete checkpoint would only fill the disk.
             shutil.rmtree(folder, ignore_errors=True)
+            fix = "Make room, or set run.dir to a disk with room"
+            # A worker that is lost, or whose disk is slow: room has nothing to do with it.
+            if isinstance(e, TimeoutError):
+                fix = "See the log of that worker, or raise train.timeout_s if its disk is slow"
             raise RaypipeError(
                 f"A checkpoint could not be written: {e}",
                 got=str(folder),
                 rule="Earlier ones are kept",
-                fix="Make room, or set run.dir to a disk with room; "
-                "the same command then goes on from the newest",
+                fix=f"{fix}; the same command then goes on from the newest",
             ) from e
 
 
