@@ -46,7 +46,7 @@ from raypipe.watch import calls
 from raypipe.watch.check import CheckResult, check
 from raypipe.watch.retrain import RetrainConfigs, retrain
 from raypipe.watch.retrained import RetrainResult
-from raypipe.work import tables, verbs
+from raypipe.work import tables, training
 
 CELLS = "raypipe.quickstart.elpv:cells"
 # Of the mono cells are known on the first day; the rest is the first night's batch, the negative
@@ -102,10 +102,10 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
         cleaned = clean(_at(cells, "mono-raw"), job.clean.model_copy(update={"tag": "mono-clean"}))
         done(_cleaned(cleaned))
     with _step(story, console, "Search and register") as done:
-        found, first, store = verbs.search_and_register(
+        found, first, store = training.search_and_register(
             replace(job, {"table": _at(cells, "mono-clean").model_dump()}), console
         )
-        verbs.crown_first(store, first)
+        training.crown_first(store, first)
         console.leaderboard(found.metric, found.standings, top=5)
         done(
             f"{found.drawn} trials, best {found.metric} {found.trials[0].metric:.1%}, "
