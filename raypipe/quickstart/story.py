@@ -16,7 +16,7 @@ is told to its end.
 from __future__ import annotations
 
 import json
-import shutil
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,14 +30,15 @@ from raypipe.cluster import sidecar
 from raypipe.cluster.connect import connect
 from raypipe.cluster.sidecars import build, pins
 from raypipe.config import replace
-from raypipe.errors import ConfigError, RaypipeError
+from raypipe.errors import RaypipeError
 from raypipe.job import Job
-from raypipe.quickstart import page
+from raypipe.quickstart import folder, page
 from raypipe.registry import promote
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
 from raypipe.search.result import SearchResult
 from raypipe.serve import batch
+from raypipe.stores import address
 from raypipe.tables import scan
 from raypipe.tables.clean import CleanResult, clean
 from raypipe.tables.ingest import IngestResult, ingest
@@ -64,26 +65,17 @@ class Story:
 
 def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
     """Run the story to its end; returns the summary, the last line of `make quickstart`."""
-    root = job.run.path
-    marker = root / ".quickstart"
-    # --fresh deletes a folder, so only one that this story made.
-    if fresh and root.exists():
-        if not marker.exists():
-            raise ConfigError(
-                "--fresh deletes run.dir, and this was not made by a quickstart",
-                got=str(root),
-                fix="Set run.dir",
-            )
-        shutil.rmtree(root)
-    root.mkdir(parents=True, exist_ok=True)
-    marker.touch()
+    with folder.told_in(job.run.path, job.table.uri, fresh):
+        return _told(job, console)
+
+
+def _told(job: Job, console: Console) -> dict[str, Any]:
     story = Story()
     cells = TableConfig(uri=job.table.uri)
     # Each night has a table of its own: a batch is checked before it is mixed with anything.
-    nights = {
-        name: TableConfig(uri=str(Path(job.table.uri).parent / f"night_{name}"))
-        for name in ("control", "poly")
-    }
+    # Not a Path's: that of s3://b/cells would be a folder here.
+    head, slash, _ = job.table.uri.rstrip("/").rpartition("/")
+    nights = {name: TableConfig(uri=f"{head}{slash}night_{name}") for name in ("control", "poly")}
 
     console.heading("Day 1: the cells we know")
     # Built before the clock of the first step starts: it takes a minute on a new machine.
@@ -174,11 +166,11 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
     console.facts(
         {
             "report": summary["report"],
-            "MLflow": f"mlflow ui --backend-store-uri {store.uri}",
+            "MLflow": f"mlflow ui --backend-store-uri {shlex.quote(store.uri)}",
             "decision": after.decision.reason,
         }
     )
-    (root / "quickstart.json").write_text(json.dumps(summary, indent=2))
+    (job.run.path / "quickstart.json").write_text(json.dumps(summary, indent=2))
     return summary
 
 
@@ -205,7 +197,7 @@ def _night(
         console.facts({"what it costs": str(checked.report.severity), "report": checked.page})
         done(
             ("Drift" if checked.report.is_drift else "No drift")
-            + f", p {tables.p_text(checked.report.p_value)}"
+            + f", p {tables.p_text(checked.report.p_value, checked.report.alpha)}"
         )
     return checked
 
@@ -297,7 +289,7 @@ def _summary(
         }
 
     return {
-        "table_versions": {"uri": str(Path(cells.uri).absolute()), **ImageTable.open(cells).tags()},
+        "table_versions": {"uri": address(cells.uri), **ImageTable.open(cells).tags()},
         "images_ingested": sum(r.accepted + r.present for r in ingested),
         "images_dropped": sum(c.dropped for c in cleaned),
         "trials": found.drawn,
