@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,22 +45,23 @@ def _no_token(file: Path) -> Finding:
 
 
 def _token_in(file: Path) -> Finding:
+    named = shlex.quote(str(file))
     try:
         content = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as e:
         rule = "Ray must read it to join a cluster"
         seen = f"{file} cannot be read: {type(e).__name__}"
-        return Finding("token", "fail", seen, rule, f"chmod 600 {file}, as its owner")
+        return Finding("token", "fail", seen, rule, f"chmod 600 {named}, as its owner")
     if not content:
         rule = "An empty token is none, and Ray ends a process without one"
-        way_out = f"rm {file}; ray get-auth-token --generate > /dev/null && chmod 600 {file}"
+        way_out = f"rm {named}; ray get-auth-token --generate > /dev/null && chmod 600 {named}"
         return Finding("token", "fail", f"{file} is empty", rule, way_out)
     mode = stat.S_IMODE(file.stat().st_mode)
     if not mode & 0o077:
         return ok("token", f"{file}, mode {mode:04o}")
     rule = "Whoever reads it may run code on your cluster. Ray leaves it readable"
-    mend = Mend(f"chmod 600 {file}", lambda: file.chmod(0o600))
-    return Finding("token", "fail", f"{file} has mode {mode:04o}", rule, f"chmod 600 {file}", mend)
+    mend = Mend(f"chmod 600 {named}", lambda: file.chmod(0o600))
+    return Finding("token", "fail", f"{file} has mode {mode:04o}", rule, f"chmod 600 {named}", mend)
 
 
 @dataclass(frozen=True)
