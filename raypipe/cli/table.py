@@ -46,6 +46,9 @@ Names = Annotated[
     str | None, typer.Option(help=f"Columns of OUT.parquet, like image_id,label. {QUOTED}")
 ]
 SHOWN_IDS = 5
+# Of a condition on a column whose name holds an equals sign.
+_QUOTED = re.compile(r'"(?P<name>(?:[^"]|"")*)"=(?P<value>.*)', re.DOTALL)
+WHERE = """Only rows with COLUMN=VALUE; may be repeated. A name with = is quoted: '"a=b"=x'."""
 _NAME = re.compile(r"""\s*(?:"(?P<quoted>(?:[^"]|"")*)"|(?P<plain>[^",][^,]*|))\s*(?:,|$)""")
 
 
@@ -246,9 +249,7 @@ def export(
         str | None, typer.Option(help="The newest version at this time, like 2026-11-01T12:00:00Z.")
     ] = None,
     columns: Names = None,
-    where: Annotated[
-        list[str] | None, typer.Option(help="Only rows with COLUMN=VALUE; may be repeated.")
-    ] = None,
+    where: Annotated[list[str] | None, typer.Option(help=WHERE)] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many rows.")] = None,
     sample: Annotated[
         float | None,
@@ -370,10 +371,16 @@ def _split(names: str | None) -> list[str] | None:
 
 
 def conditions(texts: list[str]) -> dict[str, str | list[str]]:
-    """`["a=1", "a=2", "b=x"]` -> `{"a": ["1", "2"], "b": ["x"]}`."""
+    """`["a=1", "a=2", '"b=c"=x']` -> `{"a": ["1", "2"], "b=c": ["x"]}`.
+
+    Raises ConfigError for what is no condition.
+    """
     found: dict[str, list[str]] = {}
     for text in texts:
         name, equals, value = text.partition("=")
+        quoted = _QUOTED.fullmatch(text)
+        if quoted is not None:
+            name, value = quoted["name"].replace('""', '"'), quoted["value"]
         if not equals:
             raise ConfigError("This is no condition", got=text, rule="--where COLUMN=VALUE")
         # A column named twice allows either value.
