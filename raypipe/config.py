@@ -173,7 +173,8 @@ def merge(tree: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if isinstance(value, Mapping):
             inner = tree.get(name)
-            tree[name] = merge(inner if isinstance(inner, dict) else {}, value)
+            # A copy: an alias of YAML is one object in two places, and only one of them is meant.
+            tree[name] = merge(dict(inner) if isinstance(inner, dict) else {}, value)
         else:
             tree[name] = str(value) if isinstance(value, PurePath) else value
     return tree
@@ -190,6 +191,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
         )
     try:
         value = yaml_scalars.read(text) if text else None
+        ignored = yaml_scalars.ignored(text)
     except yaml.YAMLError as e:
         problem = getattr(e, "problem", None) or ""
         doubled = problem if "stands in line" in problem else ""
@@ -199,6 +201,13 @@ def _override(tree: dict[str, Any], override: str) -> None:
             rule=doubled,
             fix="" if doubled else "Quote it",
         ) from e
+    if ignored:
+        raise ConfigError(
+            f"The value of {key} holds a comment",
+            got=_unless_secret(key, text),
+            rule=f"YAML would ignore {ignored!r}",
+            fix=f"Quote it for YAML and the shell: {key}='\"…\"'",
+        )
     set_field(tree, key.strip(), value)
 
 
@@ -253,16 +262,23 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def set_field(tree: dict[str, Any], key: str, value: Any) -> None:
-    """`set_field({}, "train.lr", 0.1)` -> {"train": {"lr": 0.1}}, in place."""
+    """`set_field({}, "train.lr", 0.1)` -> {"train": {"lr": 0.1}}, in place.
+
+    A section that is null begins to exist.
+    """
     *sections, last = key.split(".")
     for section in sections:
-        inner = tree.setdefault(section, {})
+        inner = tree.get(section)
+        if inner is None:
+            inner = {}
         if not isinstance(inner, dict):
             raise ConfigError(
                 f"{key} goes through {section}, which is a value and not a section",
                 got=_unless_secret(key, yaml_scalars.resolve(Any, inner)),
             )
-        tree = inner
+        # A copy: an alias of YAML is one object in two places, and only one of them is meant.
+        tree[section] = dict(inner)
+        tree = tree[section]
     tree[last] = value
 
 

@@ -81,7 +81,10 @@ def evaluate(model: str, table: PathLike | None = None, **settings: Any) -> Eval
     Without `table` the settings say which: config=…, or evaluate={"table": …}.
     """
     named = defaults(str(model))
-    tree = merge(named, {"evaluate": {"model": str(model)}})
+    # A file says itself where its models are.
+    tree = merge(
+        {} if settings.get("config") is not None else named, {"evaluate": {"model": str(model)}}
+    )
     if table is not None:
         tree = merge(tree, {"evaluate": {"table": {"uri": str(table)}}})
     given = merge(tree, settings)

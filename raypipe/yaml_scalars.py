@@ -77,6 +77,21 @@ def read(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
 
 
+def ignored(text: str) -> str:
+    """What stands behind the value in `text`, as a comment does; "" if nothing does."""
+    node = yaml.compose(text, Loader=_Loader)
+    return text[node.end_mark.index if node is not None else 0 :].strip()
+
+
+def quoted(text: str) -> str:
+    """A text as YAML on one line; `read` gives back the same text.
+
+    JSON would do but for letters beyond 16 bits: it writes them as two escapes, which YAML takes
+    for two letters.
+    """
+    return str(yaml.safe_dump(text, default_style='"', width=float("inf"))).rstrip("\n")
+
+
 def resolve(annotation: Any, node: Any) -> Any:
     """`node` with every `Scalar` replaced by its value or its text, as `annotation` asks."""
     kinds = _options(annotation)

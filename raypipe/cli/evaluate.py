@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ from raypipe.cli.app import run_verb
 from raypipe.cli.how import Detach, DryRun, How, Json, Submit
 from raypipe.errors import ConfigError
 from raypipe.files import is_there
+from raypipe.yaml_scalars import quoted
 
 
 def evaluate(
@@ -49,7 +49,7 @@ def evaluate(
     # `raypipe evaluate mine.yaml evaluate.group=part` names no table.
     if table is not None and "=" in table and not is_there(table):
         given, table = [table, *given], None
-    named = [f"evaluate.table.uri={dumps(table)}"] if table else []
+    named = [f"evaluate.table.uri={quoted(table)}"] if table else []
     if not model.startswith("models:/"):
         run_verb("evaluate", Path(model), [*named, *given], how)
         return
@@ -63,7 +63,7 @@ def evaluate(
     from raypipe.work.find import defaults
 
     # What is said on the command line comes last, and wins.
-    settings = [f"table.uri={dumps(table)}", f"evaluate.model={dumps(model)}", *named]
+    settings = [f"table.uri={quoted(table)}", f"evaluate.model={quoted(model)}", *named]
     for section, values in defaults(model).items():
-        settings += [f"{section}.{name}={dumps(value)}" for name, value in values.items()]
+        settings += [f"{section}.{name}={quoted(value)}" for name, value in values.items()]
     run_verb("evaluate", None, [*settings, *given], how)
