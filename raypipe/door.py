@@ -33,7 +33,7 @@ from raypipe.work import find, verbs
 from raypipe.work.evaluate import Evaluated
 from raypipe.work.find import defaults
 from raypipe.work.model import Model
-from raypipe.work.names import run_of
+from raypipe.work.names import run_of, table_of
 from raypipe.work.results.data import Cleaned, Followed, Ingested, Predicted
 from raypipe.work.results.models import Searched, Trained
 from raypipe.work.results.watching import Drifted, Retrained, Waited
@@ -149,8 +149,10 @@ def _job(table: PathLike | None, given: dict[str, Any], settings: dict[str, Any]
         "table.columns.image": settings.pop("image", None),
     }
     tree: dict[str, Any] = {}
-    if config is None and table is not None:
-        tree["run"] = run_of(str(table))
+    # As on the command line, an override may name the table.
+    address = (table if table is not None else table_of(overrides)) if config is None else None
+    if address is not None:
+        tree["run"] = run_of(str(address))
     for key, value in (named | given).items():
         # None means not given; a section may still set the field to null.
         if value is not None:

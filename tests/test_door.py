@@ -85,6 +85,8 @@ def test_the_run_is_the_command_lines(
     monkeypatch.chdir(tmp_path)
     run = door._job("tables/cells", {}, dict(settings)).run
     assert (run.name, run.dir) == (name, folder)
+    by_override = ["table.uri=tables/cells", *settings.get("overrides", [])]
+    assert door._job(None, {}, {**settings, "overrides": by_override}).run == run
     if "run" not in settings:
         given = ["table.uri=tables/cells", *settings.get("overrides", [])]
         assert load(Job, None, _of_table(given)).run == run

@@ -42,13 +42,17 @@ def evaluate(
     """Measure a registered model on a labelled table: overall, by slice with intervals, and its
     surest mistakes as pictures.
 
-    Example: [bold]raypipe evaluate models:/cells@champion tables/night evaluate.slices=[line]
+    Example: [bold]raypipe evaluate models:/cells@champion tables/night evaluate.slices=\\[line]
     run.dir=runs/cells[/bold]
     """
     given, how = list(overrides or []), How(json, submit, detach, dry_run)
     # `raypipe evaluate mine.yaml evaluate.group=part` names no table.
-    if table is not None and "=" in table and not is_there(table):
+    if table is not None and _is_setting(table):
         given, table = [table, *given], None
+    # A named model that was submitted arrives as the settings that it stands for.
+    if _is_setting(model):
+        run_verb("evaluate", None, [model, *given], how)
+        return
     named = [f"evaluate.table.uri={quoted(table)}"] if table else []
     if not model.startswith("models:/"):
         run_verb("evaluate", Path(model), [*named, *given], how)
@@ -67,3 +71,8 @@ def evaluate(
     for section, values in defaults(model).items():
         settings += [f"{section}.{name}={quoted(value)}" for name, value in values.items()]
     run_verb("evaluate", None, [*settings, *given], how)
+
+
+def _is_setting(word: str) -> bool:
+    """Is it section.key=value, and no model or file with = in its name?"""
+    return "=" in word and not word.startswith("models:/") and not is_there(word)

@@ -15,7 +15,6 @@ is told to its end.
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ from raypipe.cli.console import Console
 from raypipe.cluster import sidecar
 from raypipe.cluster.connect import connect
 from raypipe.cluster.sidecars import build, pins
-from raypipe.config import replace
+from raypipe.config import replace, to_json
 from raypipe.errors import RaypipeError
 from raypipe.job import Job
 from raypipe.quickstart import folder, page
@@ -170,7 +169,7 @@ def _told(job: Job, console: Console) -> dict[str, Any]:
             "decision": after.decision.reason,
         }
     )
-    (job.run.path / "quickstart.json").write_text(json.dumps(summary, indent=2))
+    (job.run.path / "quickstart.json").write_text(to_json(summary, indent=2), encoding="utf-8")
     return summary
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from raypipe.cluster import head
 from raypipe.doctor import clusters, environments, machine, packages
 from raypipe.doctor.finding import Asked, Settings
+from raypipe.errors import ClusterError
 from raypipe.version import VERSION
 from tests.doctor.conftest import ROOT, Doctor
 
@@ -172,3 +175,23 @@ def test_a_way_out_can_be_typed_where_a_folder_has_a_blank(
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder))
     (finding,) = environments.locks(Asked())
     assert shlex.split(finding.way_out) == ["rm", str(lock)]
+
+
+@pytest.mark.parametrize(
+    ("address", "seen", "way_out"),
+    [
+        ("ray://127.0.0.1:10001", "ray:// is Ray Client", "--submit http://HOST:8265"),
+        ("http://127.0.0.1:8265", "no address of a cluster", "HOST:6379"),
+        ("head", "no address of a cluster", "HOST:6379"),
+    ],
+)
+def test_an_address_that_every_verb_refuses_is_not_well(
+    address: str, seen: str, way_out: str
+) -> None:
+    """The doctor called it well, if somebody listened there or it had no port."""
+    settings = Settings.model_validate({"cluster": {"address": address}})
+    setting, named = clusters._wanted(Asked(settings=settings), [])
+    finding = clusters._joined(setting, named, {})
+    assert finding.state == "fail" and seen in finding.seen and way_out in finding.way_out
+    with pytest.raises(ClusterError, match=re.escape(seen)):
+        head.require(address, "cluster.address")
