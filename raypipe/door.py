@@ -81,14 +81,14 @@ def evaluate(model: str, table: PathLike | None = None, **settings: Any) -> Eval
     Without `table` the settings say which: config=…, or evaluate={"table": …}.
     """
     named = defaults(str(model))
-    # A file says itself where its models are.
-    tree = merge(
-        {} if settings.get("config") is not None else named, {"evaluate": {"model": str(model)}}
-    )
+    has_file = settings.get("config") is not None
+    # A file says itself where its models are, and which table is the job's own.
+    tree = merge({} if has_file else named, {"evaluate": {"model": str(model)}})
     if table is not None:
         tree = merge(tree, {"evaluate": {"table": {"uri": str(table)}}})
     given = merge(tree, settings)
-    return verbs.evaluate(_job(table, {}, given), Console())
+    own = table if table is not None or has_file else _uri_in(given["evaluate"])
+    return verbs.evaluate(_job(own, {}, given), Console())
 
 
 def drift(
@@ -120,6 +120,13 @@ def load(model: str, *, run: Any = None, registry: Any = None) -> Model:
 def close() -> None:
     """End the Ray cluster that earlier calls started, or leave the one that they joined."""
     connect.close()
+
+
+def _uri_in(section: Any) -> str | None:
+    """The address of the section's table, if it names one. The configuration looks at all else."""
+    table = section.get("table") if isinstance(section, Mapping) else None
+    uri = table.get("uri") if isinstance(table, Mapping) else None
+    return None if uri is None else str(uri)
 
 
 def _job(table: PathLike | None, given: dict[str, Any], settings: dict[str, Any]) -> Job:

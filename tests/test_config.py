@@ -25,9 +25,13 @@ class Inner(Section):
 
 class Outer(Section):
     uri: str
+    run: RunConfig = RunConfig()
     train: Inner = Inner()
     space: dict[str, str] = Field(default={})
     extra: Inner | None = None
+    epochs: int | Literal["auto"] = "auto"
+    where: dict[str, str | list[str]] = Field(default={})
+    parts: tuple[Inner | int, ...] = ()
 
 
 def written(folder: Path, text: str) -> Path:
@@ -72,6 +76,10 @@ def test_overrides_are_yaml_and_may_hold_equals_signs_lists_and_null(tmp_path: P
             "train.mode=forzen",
             r"Config key train\.mode is wrong \(got 'forzen'\).*'frozen' or 'finetune'",
         ),
+        # Not epochs.int, which is no key.
+        ("epochs=x", r"Config key epochs is wrong \(got 'x'\)\. .*integer, .*; or: .*'auto'\.$"),
+        ("where={a: {b: 1}}", r"Config key where\.a is wrong \(got \['b'\]\)"),
+        ("parts=[1, {lr: x}]", r"Config key parts\.1\.lr is wrong \(1 more: .*parts\.1 is wrong"),
         ("train=3", r"Config key train is wrong \(got 3\)"),
         (
             "uri.path=x",
@@ -79,6 +87,7 @@ def test_overrides_are_yaml_and_may_hold_equals_signs_lists_and_null(tmp_path: P
         ),
         ("train.lr", r"not section\.key=value \(got 'train\.lr'\).*train\.lr=0\.001"),
         ("=3", r"not section\.key=value \(got '=3'\)"),
+        (f"run.dir={'x' * 300}", r"run\.dir is wrong .*no folder can have this name: File name too"),
         ("train.lr=[1", r"The value of train\.lr is not YAML \(got '\[1'\)"),
     ],
 )

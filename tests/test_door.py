@@ -114,7 +114,10 @@ def test_a_file_says_where_the_model_is_that_is_evaluated(
     monkeypatch.setattr(door.verbs, "evaluate", lambda job, show: jobs.append(job))
     raypipe.evaluate("models:/cells@blue", config=file)
     raypipe.evaluate("models:/cells@blue", "b")
-    with_file, without = jobs
+    raypipe.evaluate("models:/cells@blue", evaluate={"table": {"uri": "c"}, "least_images": 2})
+    with_file, without, of_section = jobs
+    assert of_section.evaluate.table is not None and of_section.evaluate.table.uri == "c"
+    assert of_section.run == without.run
     assert (with_file.run.dir, with_file.run.name, with_file.registry.model) == (
         "mine",
         "lines",

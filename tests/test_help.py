@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from rich.text import Text
 from typer.main import get_command
 
-from raypipe.main import app
+from raypipe.main import app, main
 
 
 def commands(command: Any, path: str = "raypipe") -> Iterator[tuple[str, str]]:
@@ -38,9 +40,16 @@ def test_every_command_has_an_example_that_is_shown_whole_and_parsed(path: str, 
         assert raypipe == "raypipe" and command.make_context(path, words)
 
 
-def test_the_options_of_the_jobs_of_groups_are_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_before_the_command_of_a_group_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
     """`raypipe sidecars --json pack` printed no JSON."""
-    from raypipe.main import main
-
     assert main(["sidecars", "--json", "pack", "--only", "nobody"]) == 2
     assert "raypipe sidecars pack --json" in capsys.readouterr().err
+
+
+def test_a_terminal_without_some_letters_shows_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a UnicodeEncodeError, behind the work of a verb."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", out)
+    assert main(["config", "cluster"]) == 0
+    out.flush()
+    assert b"#sha256=\\u2026 behind it" in b" ".join(out.buffer.getvalue().split())

@@ -148,7 +148,14 @@ def ray_folder() -> Path:
 def existing(folder: Path) -> Path:
     """The folder itself or the nearest one above it that exists."""
     folder = folder.expanduser().absolute()
-    return next(each for each in (folder, *folder.parents) if each.is_dir())
+    return next(each for each in (folder, *folder.parents) if _is_folder(each))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False  # we may not look, or no file can have this name
 
 
 def sockets(asked: Asked) -> Sequence[Finding]:

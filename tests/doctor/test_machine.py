@@ -195,3 +195,19 @@ def test_an_address_that_every_verb_refuses_is_not_well(
     assert finding.state == "fail" and seen in finding.seen and way_out in finding.way_out
     with pytest.raises(ClusterError, match=re.escape(seen)):
         head.require(address, "cluster.address")
+
+
+def test_a_folder_that_nobody_may_look_into_is_one_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of run.dir=/root/x the doctor said that the check was a mistake of raypipe's."""
+    own = Path.is_dir
+
+    def forbidden(path: Path) -> bool:
+        if tmp_path / "theirs" in path.parents:
+            raise PermissionError(13, "Permission denied")
+        return own(path)
+
+    (tmp_path / "theirs").mkdir()
+    monkeypatch.setattr(Path, "is_dir", forbidden)
+    assert machine.existing(tmp_path / "theirs" / "a" / "b") == tmp_path / "theirs"
