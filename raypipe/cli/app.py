@@ -248,6 +248,8 @@ def predict(
 
     Example: [bold]raypipe predict jobs/configs/solar.yaml predict.table.uri=tables/new[/bold]
     """
+    if follow and once:
+        raise ConfigError("--follow and --once contradict each other", fix="Take one of them")
     given = list(overrides or [])
     if follow or once:
         given.append(f"predict.follow={'once' if once else 'always'}")

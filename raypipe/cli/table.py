@@ -367,7 +367,7 @@ def _split(names: str | None) -> list[str] | None:
         quoted = name["quoted"]
         found.append(name["plain"].strip() if quoted is None else quoted.replace('""', '"'))
         start = name.end()
-    return [name for name in found if name]
+    return [name for name in dict.fromkeys(found) if name]
 
 
 def conditions(texts: list[str]) -> dict[str, str | list[str]]:

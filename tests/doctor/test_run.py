@@ -106,6 +106,8 @@ def test_every_check_has_a_name_and_an_unknown_one_is_refused() -> None:
         check.name for check in chosen(None, has_config=False)
     )
     assert [check.name for check in chosen("token, disks", has_config=False)] == ["token", "disks"]
+    # Of two of one name, one was waited for without end.
+    assert [check.name for check in chosen("disks,token,disks", False)] == ["disks", "token"]
     with pytest.raises(ConfigError, match="Did you mean 'token'"):
         chosen("tokn", has_config=False)
     with pytest.raises(ConfigError, match="raypipe doctor CONFIG --only table"):

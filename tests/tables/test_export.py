@@ -113,6 +113,7 @@ def test_a_column_with_a_comma_in_its_name_is_quoted(tmp_path: Path, cli: Cli) -
         '"d""e" , a,': ['d"e', "a"],
         'd"e," f "': ['d"e', " f "],
         ",a,": ["a"],
+        'a,"b,c",a': ["a", "b,c"],
     }
     for n, (given, expected) in enumerate(asked.items()):
         out = tmp_path / f"{n}.parquet"
