@@ -46,6 +46,8 @@ Names = Annotated[
     str | None, typer.Option(help=f"Columns of OUT.parquet, like image_id,label. {QUOTED}")
 ]
 SHOWN_IDS = 5
+CONFIGS = ".yaml", ".yml"
+_SETTING = re.compile(r"\w+\.[\w.]+=")
 # Of a condition on a column whose name holds an equals sign.
 _QUOTED = re.compile(r'"(?P<name>(?:[^"]|"")*)"=(?P<value>.*)', re.DOTALL)
 WHERE = """Only rows with COLUMN=VALUE; may be repeated. A name with = is quoted: '"a=b"=x'."""
@@ -127,6 +129,9 @@ def diff(
     """Images added, removed, relabelled, or moved. Example: [bold]raypipe table diff tables/solar
     raw clean[/bold]
     """
+    # `raypipe table diff mine.yaml raw table.uri=…` names no second version.
+    if after is not None and table.endswith(CONFIGS) and _SETTING.match(after):
+        overrides, after = [after, *(overrides or [])], None
     console, (opened, _) = _console(json), _opened(table, overrides)
     from raypipe.tables import versions
 
@@ -317,7 +322,7 @@ def _opened(
     from raypipe.tables.table import ImageTable, TableConfig
 
     # A table may be named directly, or by the configuration that names it.
-    if table.endswith((".yaml", ".yml")):
+    if table.endswith(CONFIGS):
         from raypipe.job import Job
 
         cfg = load(Job, Path(table), overrides or []).table
