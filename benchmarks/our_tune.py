@@ -3,9 +3,10 @@
 What our default is, `default_of` says, and nobody else: the preset that a user is told to type for
 so many seconds. Whatever a preset becomes is measured.
 
-The search and the refit are the product's own (`work/verbs.py`), in this process, on its own clock
-(`search/ledger.py`). They end as `raypipe tune` ends them, with one difference. `raypipe tune` also
-judges, packages and registers the model within its budget, and the peers do nothing of the kind.
+The search and the refit are the product's own (`work/training.py`), in this process, on its own
+clock (`search/ledger.py`). They end as `raypipe tune` ends them, with one difference. `raypipe tune`
+also judges, packages and registers the model within its budget, and the peers do nothing of the
+kind.
 So `ours` is no user's default: it is the search of one, with the seconds that a user's registration
 takes. Its job judges one image and makes no shifted copies (UNJUDGED), and nothing is kept for the
 trials' runs in MLflow (Unregistered), which took 20 of 180 s. The clock still keeps about 8 s for
@@ -40,7 +41,7 @@ from raypipe.search.result import SearchResult
 from raypipe.search.settings import SearchConfig
 from raypipe.search.trials.standing import Standing
 from raypipe.train.stopping import Mode, improved
-from raypipe.work.verbs import search_and_refit
+from raypipe.work.training import search_and_refit
 
 UNJUDGED = {"judged_images": 1, "severity_images": 0}  # of the section `registry`
 

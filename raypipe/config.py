@@ -13,7 +13,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -123,12 +122,16 @@ class RunConfig(Section):
                 "object store with artifacts.uri"
             )
         folder = Path(dir).expanduser().absolute()
-        # Without permission to look, the error comes from whoever writes there.
-        with suppress(PermissionError):
-            if any(p.is_file() for p in (folder, *folder.parents)):
-                raise ValueError(
-                    "a run keeps its files in a folder, and this is a file or lies below one"
-                )
+        try:
+            is_file = any(p.is_file() for p in (folder, *folder.parents))
+        except PermissionError:
+            return dir  # the error comes from whoever writes there
+        except OSError as e:
+            raise ValueError(f"no folder can have this name: {e.strerror}") from None
+        if is_file:
+            raise ValueError(
+                "a run keeps its files in a folder, and this is a file or lies below one"
+            )
         return dir
 
     @property
@@ -173,7 +176,8 @@ def merge(tree: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if isinstance(value, Mapping):
             inner = tree.get(name)
-            tree[name] = merge(inner if isinstance(inner, dict) else {}, value)
+            # A copy: an alias of YAML is one object in two places, and only one of them is meant.
+            tree[name] = merge(dict(inner) if isinstance(inner, dict) else {}, value)
         else:
             tree[name] = str(value) if isinstance(value, PurePath) else value
     return tree
@@ -190,6 +194,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
         )
     try:
         value = yaml_scalars.read(text) if text else None
+        ignored = yaml_scalars.ignored(text)
     except yaml.YAMLError as e:
         problem = getattr(e, "problem", None) or ""
         doubled = problem if "stands in line" in problem else ""
@@ -199,6 +204,13 @@ def _override(tree: dict[str, Any], override: str) -> None:
             rule=doubled,
             fix="" if doubled else "Quote it",
         ) from e
+    if ignored:
+        raise ConfigError(
+            f"The value of {key} holds a comment",
+            got=_unless_secret(key, text),
+            rule=f"YAML would ignore {ignored!r}",
+            fix=f"Quote it for YAML and the shell: {key}='\"…\"'",
+        )
     set_field(tree, key.strip(), value)
 
 
@@ -253,16 +265,23 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def set_field(tree: dict[str, Any], key: str, value: Any) -> None:
-    """`set_field({}, "train.lr", 0.1)` -> {"train": {"lr": 0.1}}, in place."""
+    """`set_field({}, "train.lr", 0.1)` -> {"train": {"lr": 0.1}}, in place.
+
+    A section that is null begins to exist.
+    """
     *sections, last = key.split(".")
     for section in sections:
-        inner = tree.setdefault(section, {})
+        inner = tree.get(section)
+        if inner is None:
+            inner = {}
         if not isinstance(inner, dict):
             raise ConfigError(
                 f"{key} goes through {section}, which is a value and not a section",
                 got=_unless_secret(key, yaml_scalars.resolve(Any, inner)),
             )
-        tree = inner
+        # A copy: an alias of YAML is one object in two places, and only one of them is meant.
+        tree[section] = dict(inner)
+        tree = tree[section]
     tree[last] = value
 
 
@@ -350,7 +369,12 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 def _explain(kind: type[BaseModel], error: ValidationError) -> ConfigError:
     """The first problem, with up to three more in brackets."""
-    first, *others = [_explain_one(kind, problem) for problem in error.errors()]
+    # A value that fits no member of a union is a problem of each member.
+    by_name: dict[str, list[Any]] = {}
+    for problem in error.errors():
+        name = yaml_scalars.dotted(kind, problem["loc"])
+        by_name.setdefault(name, []).append(problem)
+    first, *others = [_explain_one(kind, name, found) for name, found in by_name.items()]
     if not others:
         return first
     shown = "; ".join(str(other).rstrip(".") for other in others[:3])
@@ -358,9 +382,9 @@ def _explain(kind: type[BaseModel], error: ValidationError) -> ConfigError:
     return ConfigError(what, got=first.got, rule=first.rule, fix=first.fix)
 
 
-def _explain_one(kind: type[BaseModel], problem: Any) -> ConfigError:
-    """One problem of pydantic's, in our words."""
-    name = ".".join(str(part) for part in problem["loc"])
+def _explain_one(kind: type[BaseModel], name: str, found: Sequence[Any]) -> ConfigError:
+    """One problem of pydantic's, in our words. found: more than one are those of a union."""
+    problem = found[0]
     got = _unless_secret(name, problem["input"])
     if problem["type"] == "extra_forbidden":
         key = str(problem["loc"][-1])
@@ -379,7 +403,8 @@ def _explain_one(kind: type[BaseModel], problem: Any) -> ConfigError:
             fix=f"Add {name}=… to the command or the YAML",
         )
     # Our own validators raise ValueError; pydantic adds the prefix.
-    rule = problem["msg"].removeprefix("Value error, ")
+    rules = [str(each["msg"]).removeprefix("Value error, ") for each in found]
+    rule = "; or: ".join(dict.fromkeys(rules))
     if not name:
         # A rule about several sections together.
         return ConfigError("The configuration contradicts itself", rule=rule)

@@ -35,7 +35,7 @@ from raypipe.work import find, verbs
 from raypipe.work.evaluate import Evaluated
 from raypipe.work.find import defaults
 from raypipe.work.model import Model
-from raypipe.work.names import run_of
+from raypipe.work.names import run_of, table_of
 from raypipe.work.results.data import Cleaned, Followed, Ingested, Predicted
 from raypipe.work.results.models import Searched, Trained
 from raypipe.work.results.watching import Drifted, Retrained, Waited
@@ -87,11 +87,14 @@ def evaluate(model: str, table: PathLike | None = None, **settings: Any) -> Eval
     Without `table` the settings say which: config=…, or evaluate={"table": …}.
     """
     named = defaults(str(model))
-    tree = merge(named, {"evaluate": {"model": str(model)}})
+    has_file = settings.get("config") is not None
+    # A file says itself where its models are, and which table is the job's own.
+    tree = merge({} if has_file else named, {"evaluate": {"model": str(model)}})
     if table is not None:
         tree = merge(tree, {"evaluate": {"table": {"uri": str(table)}}})
     given = merge(tree, settings)
-    return verbs.evaluate(_job(table, {}, given), Console())
+    own = table if table is not None or has_file else _uri_in(given["evaluate"])
+    return verbs.evaluate(_job(own, {}, given), Console())
 
 
 @theirs.addresses_kept()
@@ -128,6 +131,13 @@ def close() -> None:
     connect.close()
 
 
+def _uri_in(section: Any) -> str | None:
+    """The address of the section's table, if it names one. The configuration looks at all else."""
+    table = section.get("table") if isinstance(section, Mapping) else None
+    uri = table.get("uri") if isinstance(table, Mapping) else None
+    return None if uri is None else str(uri)
+
+
 def _job(table: PathLike | None, given: dict[str, Any], settings: dict[str, Any]) -> Job:
     """The Job of a call. Raises ConfigError as the command line does."""
     # What is left after these is sections, whose names the configuration checks.
@@ -155,8 +165,10 @@ def _job(table: PathLike | None, given: dict[str, Any], settings: dict[str, Any]
         "table.columns.image": settings.pop("image", None),
     }
     tree: dict[str, Any] = {}
-    if config is None and table is not None:
-        tree["run"] = run_of(str(table))
+    # As on the command line, an override may name the table.
+    address = (table if table is not None else table_of(overrides)) if config is None else None
+    if address is not None:
+        tree["run"] = run_of(str(address))
     for key, value in (named | given).items():
         # None means not given; a section may still set the field to null.
         if value is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 import typer
 
@@ -45,6 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
     Whatever goes wrong ends in one message. Our own mistakes show their traceback above it.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    # A terminal of Latin-1 has no "–" and no "…": a traceback would be all that is shown.
+    with suppress(AttributeError):
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         if arguments and not arguments[0].startswith("-"):
             known = sorted(

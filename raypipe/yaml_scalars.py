@@ -8,6 +8,7 @@ YAML turns `version: 2026-11-01` into a date, `flag: yes` into a boolean, `site:
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -77,6 +78,21 @@ def read(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
 
 
+def ignored(text: str) -> str:
+    """What stands behind the value in `text`, as a comment does; "" if nothing does."""
+    node = yaml.compose(text, Loader=_Loader)
+    return text[node.end_mark.index if node is not None else 0 :].strip()
+
+
+def quoted(text: str) -> str:
+    """A text as YAML on one line; `read` gives back the same text.
+
+    JSON would do but for letters beyond 16 bits: it writes them as two escapes, which YAML takes
+    for two letters.
+    """
+    return str(yaml.safe_dump(text, default_style='"', width=float("inf"))).rstrip("\n")
+
+
 def resolve(annotation: Any, node: Any) -> Any:
     """`node` with every `Scalar` replaced by its value or its text, as `annotation` asks."""
     kinds = _options(annotation)
@@ -90,6 +106,25 @@ def resolve(annotation: Any, node: Any) -> Any:
     if isinstance(node, list):
         return [resolve(_item_annotation(kinds, i), item) for i, item in enumerate(node)]
     return node
+
+
+def dotted(annotation: Any, place: Sequence[str | int]) -> str:
+    """A place of a pydantic error as the name of a setting: ("train", "lr", "float") is train.lr.
+
+    pydantic names the member of a union that a value did not fit.
+    """
+    names, kinds = [], _options(annotation)
+    rest = list(place)
+    while rest:
+        part = rest.pop(0)
+        names.append(str(part))
+        if isinstance(part, int):
+            kinds = _options(_item_annotation(kinds, part))
+        else:
+            kinds = _options(_value_annotation(kinds, part))
+        if len(kinds) > 1 and rest:
+            rest.pop(0)
+    return ".".join(names)
 
 
 def _options(annotation: Any) -> list[Any]:

@@ -93,13 +93,38 @@ def asked() -> bool:
     told = json.dumps([sys.argv, dict(os.environ), str(Path.cwd())]).encode()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as to:
         try:
-            to.connect(os.environ[SERVER])
+            with short(Path(os.environ[SERVER])) as name:
+                to.connect(name)
             to.sendmsg(
                 [told], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
             )
             return to.recv(1) == b"y"
         except OSError:
             return False
+
+
+@contextmanager
+def listening(path: Path) -> Iterator[socket.socket]:
+    """A socket that listens at this path, which is there only when it does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        new = path.with_name(f"{path.name}.new")
+        with short(new) as name:
+            server.bind(name)
+        server.listen(16)
+        new.rename(path)
+        yield server
+
+
+@contextmanager
+def short(path: Path) -> Iterator[str]:
+    """A name of this path for a socket, which takes no more than 107 characters: TMPDIR alone may
+    have that many.
+    """
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def serve() -> None:
@@ -110,12 +135,8 @@ def serve() -> None:
     # Nobody waits for the forks.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     raylet = Path("/proc") / os.environ["RAY_RAYLET_PID"]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        server.bind(f"{os.environ[SERVER]}.new")
-        server.listen(16)
+    with listening(Path(os.environ[SERVER])) as server:
         server.settimeout(1)
-        # Under its name it answers.
-        Path(f"{os.environ[SERVER]}.new").rename(os.environ[SERVER])
         while raylet.exists():
             with suppress(TimeoutError):
                 if is_fork(server.accept()[0]):

@@ -154,6 +154,7 @@ def test_a_mistake_in_the_command_costs_one_line_and_nothing_is_written(
         (["table", "lsit", "job.yaml"], ["lsit"]),
         (["table", "list", "job.yaml"], ["No Delta table here"]),
         (["table", "tag", "job.yaml"], ["Missing argument 'name'"]),
+        (["predict", "job.yaml", "--follow", "--once"], ["contradict each other"]),
         (["quickstart", "--config", "nowhere.yaml"], ["No such config file", "nowhere.yaml"]),
     ],
     ids=lambda v: " ".join(v) if v[0] != v[0].upper() else "",

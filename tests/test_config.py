@@ -14,6 +14,7 @@ from raypipe import config
 from raypipe.config import RunConfig, Section
 from raypipe.errors import ConfigError
 from raypipe.job import Job
+from raypipe.yaml_scalars import quoted
 
 
 class Inner(Section):
@@ -24,9 +25,13 @@ class Inner(Section):
 
 class Outer(Section):
     uri: str
+    run: RunConfig = RunConfig()
     train: Inner = Inner()
     space: dict[str, str] = Field(default={})
     extra: Inner | None = None
+    epochs: int | Literal["auto"] = "auto"
+    where: dict[str, str | list[str]] = Field(default={})
+    parts: tuple[Inner | int, ...] = ()
 
 
 def written(folder: Path, text: str) -> Path:
@@ -71,6 +76,10 @@ def test_overrides_are_yaml_and_may_hold_equals_signs_lists_and_null(tmp_path: P
             "train.mode=forzen",
             r"Config key train\.mode is wrong \(got 'forzen'\).*'frozen' or 'finetune'",
         ),
+        # Not epochs.int, which is no key.
+        ("epochs=x", r"Config key epochs is wrong \(got 'x'\)\. .*integer, .*; or: .*'auto'\.$"),
+        ("where={a: {b: 1}}", r"Config key where\.a is wrong \(got \['b'\]\)"),
+        ("parts=[1, {lr: x}]", r"Config key parts\.1\.lr is wrong \(1 more: .*parts\.1 is wrong"),
         ("train=3", r"Config key train is wrong \(got 3\)"),
         (
             "uri.path=x",
@@ -78,6 +87,7 @@ def test_overrides_are_yaml_and_may_hold_equals_signs_lists_and_null(tmp_path: P
         ),
         ("train.lr", r"not section\.key=value \(got 'train\.lr'\).*train\.lr=0\.001"),
         ("=3", r"not section\.key=value \(got '=3'\)"),
+        (f"run.dir={'x' * 300}", r"run\.dir is wrong .*no folder can have this name: File name too"),
         ("train.lr=[1", r"The value of train\.lr is not YAML \(got '\[1'\)"),
     ],
 )
@@ -86,6 +96,40 @@ def test_a_wrong_override_names_key_value_and_way_out(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         config.load(Outer, written(tmp_path, "uri: here"), [override])
+
+
+def test_a_section_that_is_null_begins_to_exist_with_its_first_setting(tmp_path: Path) -> None:
+    """A saved configuration says `batch: null`, and `watch.batch.uri=…` was refused on it."""
+    saved = written(tmp_path, config.dump(Outer(uri="x")))
+    assert "extra: null" in saved.read_text()
+    assert config.load(Outer, saved, ["extra.lr=2"]).extra == Inner(lr=2)
+    assert config.replace(Outer(uri="x"), {"extra.lr": 2}).extra == Inner(lr=2)
+    with pytest.raises(ConfigError, match=r"Unknown config key extra\.rl"):
+        config.load(Outer, saved, ["extra.rl=2"])
+
+
+def test_an_override_changes_one_of_two_places_with_an_alias(tmp_path: Path) -> None:
+    """Both were one object, and changed together."""
+    path = written(tmp_path, "uri: x\ntrain: &one {lr: 0.2, mode: finetune}\nextra: *one\n")
+    cfg = config.load(Outer, path, ["extra.lr=0.3"])
+    assert (cfg.train.lr, cfg.extra) == (0.2, Inner(lr=0.3, mode="finetune"))
+    cfg = config.load(Outer, path, [], {"train": {"lr": 0.4}})
+    assert (cfg.train.lr, cfg.extra) == (0.4, Inner(lr=0.2, mode="finetune"))
+
+
+@pytest.mark.parametrize("value", ["cells #3", "#3", "[1, 2] # two"])
+def test_a_value_that_yaml_would_cut_is_refused(value: str) -> None:
+    """`uri=photos #2` was `photos`, another folder."""
+    with pytest.raises(ConfigError, match=r"The value of uri holds a comment .*would ignore '#"):
+        config.load(Outer, None, [f"uri={value}"])
+    assert config.load(Outer, None, [f"uri='{value}'"]).uri == value
+    assert config.load(Outer, None, ["uri=s3://b/x#sha256=1"]).uri == "s3://b/x#sha256=1"
+
+
+@given(st.text())
+def test_any_text_can_be_an_override(text: str) -> None:
+    """JSON of a letter beyond 16 bits was other YAML: tables/😀 was a name that no file has."""
+    assert config.load(Outer, None, [f"uri={quoted(text)}"]).uri == text
 
 
 @pytest.mark.parametrize(

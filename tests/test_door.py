@@ -21,6 +21,7 @@ from raypipe.cli.app import _of_table
 from raypipe.config import dump, load, to_json
 from raypipe.errors import ConfigError, DataError, RaypipeError
 from raypipe.job import Job
+from raypipe.yaml_scalars import quoted
 from tests.conftest import Cli, encode
 
 HEAVY = "torch ray mlflow deltalake pandas pyarrow numpy PIL rich pydantic"
@@ -85,9 +86,50 @@ def test_the_run_is_the_command_lines(
     monkeypatch.chdir(tmp_path)
     run = door._job("tables/cells", {}, dict(settings)).run
     assert (run.name, run.dir) == (name, folder)
+    by_override = ["table.uri=tables/cells", *settings.get("overrides", [])]
+    assert door._job(None, {}, {**settings, "overrides": by_override}).run == run
     if "run" not in settings:
         given = ["table.uri=tables/cells", *settings.get("overrides", [])]
         assert load(Job, None, _of_table(given)).run == run
+
+
+@pytest.mark.parametrize("table", ["tables/zellen_ü", 'tables/it\'s "ours"', "tables/😀 #2", "010"])
+def test_a_table_of_any_name_has_the_command_lines_run(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`raypipe tune --table tables/zellen_ü` was in runs/zellen_-u00fc."""
+    monkeypatch.chdir(tmp_path)
+    job = load(Job, None, _of_table([f"table.uri={quoted(table)}"]))
+    ours = door._job(table, {}, {})
+    assert (job.table.uri, job.run) == (table, ours.run)
+
+
+def test_a_file_says_where_the_model_is_that_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call looked into runs/cells, whatever run.dir of the file was."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "job.yaml"
+    file.write_text("table: {uri: a}\nrun: {name: lines, dir: mine}\n")
+    jobs: list[Job] = []
+    monkeypatch.setattr(door.verbs, "evaluate", lambda job, show: jobs.append(job))
+    raypipe.evaluate("models:/cells@blue", config=file)
+    raypipe.evaluate("models:/cells@blue", "b")
+    raypipe.evaluate("models:/cells@blue", evaluate={"table": {"uri": "c"}, "least_images": 2})
+    with_file, without, of_section = jobs
+    assert of_section.evaluate.table is not None and of_section.evaluate.table.uri == "c"
+    assert of_section.run == without.run
+    assert (with_file.run.dir, with_file.run.name, with_file.registry.model) == (
+        "mine",
+        "lines",
+        None,
+    )
+    assert (without.run.dir, without.registry.model, without.registry.alias) == (
+        "runs/cells",
+        "cells",
+        "blue",
+    )
+    assert {job.evaluate.model for job in jobs} == {"models:/cells@blue"}
 
 
 @pytest.mark.parametrize(

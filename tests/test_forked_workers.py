@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +54,25 @@ def test_workers_are_forks_that_share_nothing(tmp_path: Path) -> None:
     # What has an environment of its own imports what that has.
     own = kind.options(runtime_env={"env_vars": {"PYTHONPATH": str(tmp_path)}}).remote()
     assert not ray.get(own.told.remote())["is_fork"]
+
+
+def test_a_folder_may_have_a_long_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket's path has at most 107 characters; a long TMPDIR has more."""
+    path = tmp_path / ("long" * 40) / "forks"
+    path.parent.mkdir()
+    monkeypatch.setenv(forked_workers.SERVER, str(path))
+    assert not forked_workers.asked(), "nobody listens yet"
+
+    def answer() -> None:
+        asking, _ = server.accept()
+        with asking:
+            _, files, _, _ = socket.recv_fds(asking, forked_workers.MOST_BYTES, 3)
+            asking.send(b"y")
+        for file in files:
+            os.close(file)
+
+    with forked_workers.listening(path) as server, ThreadPoolExecutor() as threads:
+        server.settimeout(10)
+        answered = threads.submit(answer)
+        assert forked_workers.asked()
+        answered.result()

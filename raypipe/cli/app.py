@@ -20,6 +20,7 @@ from raypipe.cluster.connect import prepare_environment
 from raypipe.config import load
 from raypipe.errors import ConfigError
 from raypipe.files import is_there
+from raypipe.yaml_scalars import quoted
 
 app = typer.Typer(
     name="raypipe",
@@ -201,7 +202,7 @@ def tune(
     if config is not None and "=" in config and not is_there(config):
         given, config = [config, *given], None
     flags = {"table.uri": table, "table.columns.label": label, "table.columns.image": image}
-    given += [f"{name}={dumps(value)}" for name, value in flags.items() if value is not None]
+    given += [f"{name}={quoted(value)}" for name, value in flags.items() if value is not None]
     run_verb(
         "tune",
         Path(config) if config else None,
@@ -214,19 +215,17 @@ def _of_table(overrides: list[str]) -> list[str]:
     """What a run without a config file needs: a table, and a name and a folder that are the
     table's.
     """
-    uris = [
-        text.partition("=")[2].strip("\"'") for text in overrides if text.startswith("table.uri=")
-    ]
-    if not uris:
+    # Not at the top: --help should not wait for what the work imports.
+    from raypipe.work.names import run_of, table_of
+
+    uri = table_of(overrides)
+    if uri is None:
         raise ConfigError(
             "There is neither a config file nor a table",
             fix=f"raypipe tune --table FOLDER --label COLUMN, or raypipe tune {EXAMPLE}",
         )
-    # Not at the top: --help should not wait for what the work imports.
-    from raypipe.work.names import run_of
-
-    run = run_of(uris[-1])
-    return [f"run.name={dumps(run['name'])}", f"run.dir={dumps(run['dir'])}", *overrides]
+    run = run_of(uri)
+    return [f"run.name={quoted(run['name'])}", f"run.dir={quoted(run['dir'])}", *overrides]
 
 
 @app.command("predict")
@@ -249,6 +248,8 @@ def predict(
 
     Example: [bold]raypipe predict jobs/configs/solar.yaml predict.table.uri=tables/new[/bold]
     """
+    if follow and once:
+        raise ConfigError("--follow and --once contradict each other", fix="Take one of them")
     given = list(overrides or [])
     if follow or once:
         given.append(f"predict.follow={'once' if once else 'always'}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ from raypipe.cli.app import run_verb
 from raypipe.cli.how import Detach, DryRun, How, Json, Submit
 from raypipe.errors import ConfigError
 from raypipe.files import is_there
+from raypipe.yaml_scalars import quoted
 
 
 def evaluate(
@@ -42,14 +42,18 @@ def evaluate(
     """Measure a registered model on a labelled table: overall, by slice with intervals, and its
     surest mistakes as pictures.
 
-    Example: [bold]raypipe evaluate models:/cells@champion tables/night evaluate.slices=[line]
+    Example: [bold]raypipe evaluate models:/cells@champion tables/night evaluate.slices=\\[line]
     run.dir=runs/cells[/bold]
     """
     given, how = list(overrides or []), How(json, submit, detach, dry_run)
     # `raypipe evaluate mine.yaml evaluate.group=part` names no table.
-    if table is not None and "=" in table and not is_there(table):
+    if table is not None and _is_setting(table):
         given, table = [table, *given], None
-    named = [f"evaluate.table.uri={dumps(table)}"] if table else []
+    # A named model that was submitted arrives as the settings that it stands for.
+    if _is_setting(model):
+        run_verb("evaluate", None, [model, *given], how)
+        return
+    named = [f"evaluate.table.uri={quoted(table)}"] if table else []
     if not model.startswith("models:/"):
         run_verb("evaluate", Path(model), [*named, *given], how)
         return
@@ -63,7 +67,12 @@ def evaluate(
     from raypipe.work.find import defaults
 
     # What is said on the command line comes last, and wins.
-    settings = [f"table.uri={dumps(table)}", f"evaluate.model={dumps(model)}", *named]
+    settings = [f"table.uri={quoted(table)}", f"evaluate.model={quoted(model)}", *named]
     for section, values in defaults(model).items():
-        settings += [f"{section}.{name}={dumps(value)}" for name, value in values.items()]
+        settings += [f"{section}.{name}={quoted(value)}" for name, value in values.items()]
     run_verb("evaluate", None, [*settings, *given], how)
+
+
+def _is_setting(word: str) -> bool:
+    """Is it section.key=value, and no model or file with = in its name?"""
+    return "=" in word and not word.startswith("models:/") and not is_there(word)

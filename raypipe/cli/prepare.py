@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from raypipe.cli.console import Console
-from raypipe.cli.table import Json, Overrides, conditions
+from raypipe.cli.table import WHERE, Json, Overrides, conditions
 from raypipe.cluster import connect as cluster
 from raypipe.cluster.connect import ClusterConfig, prepare_environment
 from raypipe.config import load
@@ -40,9 +40,7 @@ def prepare(
     version: Annotated[
         str | None, typer.Option(help="Version, tag or time of SRC; the newest when left out.")
     ] = None,
-    where: Annotated[
-        list[str] | None, typer.Option(help="Only rows with COLUMN=VALUE; may be repeated.")
-    ] = None,
+    where: Annotated[list[str] | None, typer.Option(help=WHERE)] = None,
     workers: Annotated[
         int | None,
         typer.Option(help="Tasks at a time, a CPU each; all CPUs of the cluster when left out."),

@@ -32,6 +32,10 @@ Every verb takes one YAML file and `section.key=value` on the command line. A ve
 sections that it needs. An unknown key is refused. The resolved configuration is saved with each
 run.
 
+Values on the command line are YAML, too: `search.refit=null`, `table.where={{split: train}}`. A text
+that YAML would read as something else is quoted for YAML and for the shell:
+`run.name='"line #3"'`.
+
 `raypipe config SECTION` prints a section of this page. Editors complete the keys with a JSON
 schema: write it with `raypipe config --schema > schema.json`, and put
 `# yaml-language-server: $schema=schema.json` at the top of a file beside it.

@@ -28,6 +28,11 @@ app = typer.Typer(
 @app.callback()
 def build(context: typer.Context, json: Json = False) -> None:
     if context.invoked_subcommand is not None:
+        if json:
+            raise ConfigError(
+                "--json stands before the command, which would not see it",
+                fix=f"raypipe sidecars {context.invoked_subcommand} --json",
+            )
         return
     prepare_environment()
     console = Console(json)

@@ -11,7 +11,7 @@ import typer
 
 from raypipe.cli.console import Console
 from raypipe.cli.how import How, Json
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, RaypipeError
 
 if TYPE_CHECKING:
     from raypipe.job import Job
@@ -92,7 +92,12 @@ def jobs(
         console.facts({"job": state.job, "status": state.status})
         console.finish({"job": state.job, "status": state.status})
         if not state.has_ended:
-            raise typer.Exit(1)
+            raise RaypipeError(
+                f"The job {state.job} has not ended yet",
+                got=state.status,
+                rule="It was asked to, and may still save what it has begun",
+                fix=f"raypipe jobs {found.address} --follow {state.job}",
+            )
         return
     listed = found.listed()
     rows = []

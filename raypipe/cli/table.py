@@ -46,6 +46,11 @@ Names = Annotated[
     str | None, typer.Option(help=f"Columns of OUT.parquet, like image_id,label. {QUOTED}")
 ]
 SHOWN_IDS = 5
+CONFIGS = ".yaml", ".yml"
+_SETTING = re.compile(r"\w+\.[\w.]+=")
+# Of a condition on a column whose name holds an equals sign.
+_QUOTED = re.compile(r'"(?P<name>(?:[^"]|"")*)"=(?P<value>.*)', re.DOTALL)
+WHERE = """Only rows with COLUMN=VALUE; may be repeated. A name with = is quoted: '"a=b"=x'."""
 _NAME = re.compile(r"""\s*(?:"(?P<quoted>(?:[^"]|"")*)"|(?P<plain>[^",][^,]*|))\s*(?:,|$)""")
 
 
@@ -124,6 +129,9 @@ def diff(
     """Images added, removed, relabelled, or moved. Example: [bold]raypipe table diff tables/solar
     raw clean[/bold]
     """
+    # `raypipe table diff mine.yaml raw table.uri=…` names no second version.
+    if after is not None and table.endswith(CONFIGS) and _SETTING.match(after):
+        overrides, after = [after, *(overrides or [])], None
     console, (opened, _) = _console(json), _opened(table, overrides)
     from raypipe.tables import versions
 
@@ -246,9 +254,7 @@ def export(
         str | None, typer.Option(help="The newest version at this time, like 2026-11-01T12:00:00Z.")
     ] = None,
     columns: Names = None,
-    where: Annotated[
-        list[str] | None, typer.Option(help="Only rows with COLUMN=VALUE; may be repeated.")
-    ] = None,
+    where: Annotated[list[str] | None, typer.Option(help=WHERE)] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many rows.")] = None,
     sample: Annotated[
         float | None,
@@ -316,7 +322,7 @@ def _opened(
     from raypipe.tables.table import ImageTable, TableConfig
 
     # A table may be named directly, or by the configuration that names it.
-    if table.endswith((".yaml", ".yml")):
+    if table.endswith(CONFIGS):
         from raypipe.job import Job
 
         cfg = load(Job, Path(table), overrides or []).table
@@ -366,14 +372,20 @@ def _split(names: str | None) -> list[str] | None:
         quoted = name["quoted"]
         found.append(name["plain"].strip() if quoted is None else quoted.replace('""', '"'))
         start = name.end()
-    return [name for name in found if name]
+    return [name for name in dict.fromkeys(found) if name]
 
 
 def conditions(texts: list[str]) -> dict[str, str | list[str]]:
-    """`["a=1", "a=2", "b=x"]` -> `{"a": ["1", "2"], "b": ["x"]}`."""
+    """`["a=1", "a=2", '"b=c"=x']` -> `{"a": ["1", "2"], "b=c": ["x"]}`.
+
+    Raises ConfigError for what is no condition.
+    """
     found: dict[str, list[str]] = {}
     for text in texts:
         name, equals, value = text.partition("=")
+        quoted = _QUOTED.fullmatch(text)
+        if quoted is not None:
+            name, value = quoted["name"].replace('""', '"'), quoted["value"]
         if not equals:
             raise ConfigError("This is no condition", got=text, rule="--where COLUMN=VALUE")
         # A column named twice allows either value.

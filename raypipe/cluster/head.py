@@ -28,19 +28,7 @@ def require(address: str, setting: str) -> None:
 
     setting: where the address comes from, for the message.
     """
-    if address.startswith("ray://"):
-        raise ClusterError(
-            "ray:// is Ray Client, over which Ray Train and Tune cannot run",
-            got=f"{setting}={address}",
-            fix="Submit the verb (--submit http://HOST:8265), or set HOST:6379 on a node",
-        )
-    if not _HOST_PORT.fullmatch(address):
-        raise ClusterError(
-            "This is no address of a cluster",
-            got=f"{setting}={address}",
-            rule="It is auto, local, spark, none, or HOST:PORT of a head, whose port is mostly "
-            "6379. A dashboard (http://HOST:8265) is for --submit",
-        )
+    require_form(address, setting)
     reason = silence(address)
     if reason:
         raise ClusterError(
@@ -58,6 +46,24 @@ def require(address: str, setting: str) -> None:
             "with the same ~/.ray/auth_token",
             fix="Copy the head's ~/.ray/auth_token here (mode 600) or into RAY_AUTH_TOKEN, or set "
             "cluster.address=local to start a cluster of your own",
+        )
+
+
+def require_form(address: str, setting: str) -> None:
+    """Raise ClusterError for an address that no verb can join, whoever listens there."""
+    if address.startswith("ray://"):
+        raise ClusterError(
+            "ray:// is Ray Client, over which Ray Train and Tune cannot run",
+            got=f"{setting}={address}",
+            fix="Submit the verb (--submit http://HOST:8265), or set HOST:6379 on a node",
+        )
+    if not _HOST_PORT.fullmatch(address):
+        raise ClusterError(
+            "This is no address of a cluster",
+            got=f"{setting}={address}",
+            rule="It is auto, local, spark, none, or HOST:PORT of a head, whose port is mostly "
+            "6379. A dashboard (http://HOST:8265) is for --submit",
+            fix=f"Set {setting}=HOST:6379, or leave it out",
         )
 
 

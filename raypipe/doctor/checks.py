@@ -43,7 +43,8 @@ def chosen(only: str | None, has_config: bool) -> Sequence[Check]:
         return [check for check in CHECKS if has_config or not check.of_config]
     known = {check.name: check for check in CHECKS}
     found = []
-    for name in (each.strip() for each in only.split(",")):
+    # Once each: a check is done when its name has an answer.
+    for name in dict.fromkeys(each.strip() for each in only.split(",")):
         if name not in known:
             raise ConfigError(f"There is no check {name!r}", fix=nearest(name, list(known)))
         if known[name].of_config and not has_config:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from raypipe.cluster import head
-from raypipe.doctor.finding import Asked, Finding, Mend, State, ok, skipped
+from raypipe.doctor.finding import Asked, Finding, Mend, State, of_error, ok, skipped
 from raypipe.doctor.process import Died, ask
 from raypipe.doctor.web import Answer, get
+from raypipe.errors import ClusterError
 
 MODE = "RAY_AUTH_MODE"
 METADATA = "raypipe.cluster.ray_private:metadata"
 ANSWER_S = 10.0
+WORDS = "local", "none", "spark"  # for addresses
 PRIVATE = "it belongs to a program, and ends with it"
 
 
@@ -44,22 +46,23 @@ def _no_token(file: Path) -> Finding:
 
 
 def _token_in(file: Path) -> Finding:
+    named = shlex.quote(str(file))
     try:
         content = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as e:
         rule = "Ray must read it to join a cluster"
         seen = f"{file} cannot be read: {type(e).__name__}"
-        return Finding("token", "fail", seen, rule, f"chmod 600 {file}, as its owner")
+        return Finding("token", "fail", seen, rule, f"chmod 600 {named}, as its owner")
     if not content:
         rule = "An empty token is none, and Ray ends a process without one"
-        way_out = f"rm {file}; ray get-auth-token --generate > /dev/null && chmod 600 {file}"
+        way_out = f"rm {named}; ray get-auth-token --generate > /dev/null && chmod 600 {named}"
         return Finding("token", "fail", f"{file} is empty", rule, way_out)
     mode = stat.S_IMODE(file.stat().st_mode)
     if not mode & 0o077:
         return ok("token", f"{file}, mode {mode:04o}")
     rule = "Whoever reads it may run code on your cluster. Ray leaves it readable"
-    mend = Mend(f"chmod 600 {file}", lambda: file.chmod(0o600))
-    return Finding("token", "fail", f"{file} has mode {mode:04o}", rule, f"chmod 600 {file}", mend)
+    mend = Mend(f"chmod 600 {named}", lambda: file.chmod(0o600))
+    return Finding("token", "fail", f"{file} has mode {mode:04o}", rule, f"chmod 600 {named}", mend)
 
 
 @dataclass(frozen=True)
@@ -90,10 +93,11 @@ def _wanted(asked: Asked, recorded: Sequence[str]) -> tuple[str, str]:
     """The setting that names the cluster, and its address; "" if raypipe starts one itself."""
     configured = asked.settings.cluster.address
     if configured != "auto":
-        return f"cluster.address={configured}", "" if ":" not in configured else configured
+        return f"cluster.address={configured}", "" if configured in WORDS else configured
     in_environment = os.environ.get("RAY_ADDRESS", "")
     if in_environment not in ("", "auto"):
-        return f"RAY_ADDRESS={in_environment}", in_environment
+        is_word = in_environment in WORDS
+        return f"RAY_ADDRESS={in_environment}", "" if is_word else in_environment
     return "cluster.address=auto", "".join(recorded)
 
 
@@ -117,13 +121,14 @@ def _joined(setting: str, address: str, told: dict[str, Told]) -> Finding:
         return skipped("cluster", f"{setting} joins none")
     if setting.endswith("=spark"):
         return skipped("cluster", f"{setting}: it starts with the verb")
-    if address.startswith("http"):
+    # Verbs ignore a dashboard in RAY_ADDRESS, which is for `ray job submit`.
+    if address.startswith("http") and setting.startswith("RAY_ADDRESS"):
         return _dashboard(setting, address)
-    if address.startswith("ray://"):
-        parts = urlsplit(address)
-        if head.listens(parts.netloc):
-            return ok("cluster", f"{setting}: somebody listens there")
-        return _dead(setting)
+    if address:
+        try:
+            head.require_form(address, setting.partition("=")[0])
+        except ClusterError as e:
+            return of_error("cluster", e)
     # Ray's record of a cluster stays when the cluster is killed; raypipe then starts its own.
     from_record = setting == "cluster.address=auto"
     if not address or (from_record and address in told and _is_gone(told[address])):
@@ -135,8 +140,7 @@ def _is_gone(cluster: Told) -> bool:
     return cluster.error == "nobody listens there"
 
 
-def _dead(setting: str) -> Finding:
-    rule = "It names the cluster that every verb joins"
+def _dead(setting: str, rule: str = "It names the cluster that every verb joins") -> Finding:
     way_out = "Start that cluster again, or name none: unset RAY_ADDRESS, cluster.address=auto"
     return Finding("cluster", "fail", f"{setting}: nobody listens there", rule, way_out)
 
@@ -203,7 +207,8 @@ def _dashboard(setting: str, address: str) -> Finding:
         return _refused(setting)
     if answer.status == 200:
         return ok("cluster", f"{setting} answers; verbs that are submitted run there")
-    return _dead(f"{setting} ({answer.error or answer.status})")
+    rule = "`ray job submit` asks it; verbs here start a cluster of their own"
+    return _dead(f"{setting} ({answer.error or answer.status})", rule)
 
 
 def _secret() -> str:

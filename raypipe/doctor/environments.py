@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -63,7 +64,7 @@ def _sidecar(name: str, asked: Asked) -> Finding:
 
     rule = "It was whole when it was built: a package in it was removed or changed since"
     mend = Mend(f"removes {folder} and builds it again", rebuild)
-    way_out = f"rm -r {folder}; {_command(asked)}"
+    way_out = f"rm -r {shlex.quote(str(folder))}; {_command(asked)}"
     return Finding(called, "fail", f"damaged: {problem}", rule, way_out, mend)
 
 
@@ -97,7 +98,11 @@ def _ensure(name: str, asked: Asked) -> None:
 def _command(asked: Asked) -> str:
     """What builds the sidecars from the archive of the configuration, too."""
     address = asked.settings.cluster.sidecars
-    return f"{build.ARCHIVE}='{address}' raypipe sidecars" if address else "raypipe sidecars"
+    return (
+        f"{build.ARCHIVE}={shlex.quote(address)} raypipe sidecars"
+        if address
+        else "raypipe sidecars"
+    )
 
 
 def _python_path() -> list[str]:
@@ -124,7 +129,7 @@ def locks(asked: Asked) -> Sequence[Finding]:
     )
     mend = Mend("removes " + " ".join(map(str, dead)), remove)
     seen = f"{dead[0]} is older" + (f", and {len(dead) - 1} more" if len(dead) > 1 else "")
-    way_out = "rm " + " ".join(map(str, dead))
+    way_out = f"rm {shlex.join(map(str, dead))}"
     return [Finding("compile locks", "fail", seen, rule, way_out, mend)]
 
 

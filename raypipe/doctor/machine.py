@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import locale
 import os
@@ -147,7 +148,14 @@ def ray_folder() -> Path:
 def existing(folder: Path) -> Path:
     """The folder itself or the nearest one above it that exists."""
     folder = folder.expanduser().absolute()
-    return next(each for each in (folder, *folder.parents) if each.is_dir())
+    return next(each for each in (folder, *folder.parents) if _is_folder(each))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False  # we may not look, or no file can have this name
 
 
 def sockets(asked: Asked) -> Sequence[Finding]:
@@ -213,6 +221,12 @@ def _port(name: str, host: str, port: int, setting: str, expected: str) -> Findi
             return ok(name, f"{port} is free")
         except OSError as e:
             why = one_line(e.strerror or e)
+            is_taken = e.errno == errno.EADDRINUSE
+    if not is_taken:
+        # A port below 1024, or an address of another machine.
+        rule = "A server listens at an address of its own machine, at a port that its user may take"
+        way_out = f"Choose another one: {setting}=…, or the host"
+        return Finding(name, "fail", f"{host}:{port} cannot be used: {why}", rule, way_out)
     command = _holder(port)
     # Its id, program and script. Later words may hold secrets of that program.
     holder = " ".join(Path(word).name for word in command[:3]) or "another user's process"

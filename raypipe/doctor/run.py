@@ -40,7 +40,7 @@ def examine(
         for check in checks:
             if time.monotonic() > deadlines.get(check.name, float("inf")):
                 del deadlines[check.name]
-                found[check.name] = [_late(check)]
+                found[check.name] = [_late(check, asked)]
         try:
             check, findings = ended.get(timeout=0.2)
         except queue.Empty:
@@ -105,11 +105,12 @@ def _look(check: Check, asked: Asked) -> Sequence[Finding]:
         return [Finding(check.name, "fail", seen, OWN_MISTAKE, "Look at the rest meanwhile")]
 
 
-def _late(check: Check) -> Finding:
+def _late(check: Check, asked: Asked) -> Finding:
+    config = "CONFIG " if asked.has_config else ""
     return Finding(
         check.name,
         check.late,
         f"no answer within {check.limit_s:.0f} s",
         "A healthy machine that is not busy answers in less",
-        f"Try it alone: raypipe doctor --only {check.name}",
+        f"Try it alone: raypipe doctor {config}--only {check.name}",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -174,7 +175,8 @@ def _of_other_release(uri: str | None, facts: Mapping[str, str]) -> Finding:
         f"copies {file} to {file}.before-{revision}, then migrates it to schema {expected}",
         lambda: migrate(file, revision),
     )
-    way_out = f"cp {file} {file}.before-{revision}; mlflow db upgrade sqlite:///{file}"
+    copied = shlex.join(["cp", file, f"{file}.before-{revision}"])
+    way_out = f"{copied}; mlflow db upgrade {shlex.quote(f'sqlite:///{file}')}"
     return Finding("mlflow", "fail", f"{file}: {seen}", rule, way_out, mend)
 
 

@@ -15,8 +15,7 @@ is told to its end.
 
 from __future__ import annotations
 
-import json
-import shutil
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,15 +28,16 @@ from raypipe.cli.console import Console
 from raypipe.cluster import sidecar
 from raypipe.cluster.connect import connect
 from raypipe.cluster.sidecars import build, pins
-from raypipe.config import replace
-from raypipe.errors import ConfigError, RaypipeError
+from raypipe.config import replace, to_json
+from raypipe.errors import RaypipeError
 from raypipe.job import Job
-from raypipe.quickstart import page
+from raypipe.quickstart import folder, page
 from raypipe.registry import promote
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
 from raypipe.search.result import SearchResult
 from raypipe.serve import batch
+from raypipe.stores import address
 from raypipe.tables import scan
 from raypipe.tables.clean import CleanResult, clean
 from raypipe.tables.ingest import IngestResult, ingest
@@ -46,7 +46,7 @@ from raypipe.watch import calls
 from raypipe.watch.check import CheckResult, check
 from raypipe.watch.retrain import RetrainConfigs, retrain
 from raypipe.watch.retrained import RetrainResult
-from raypipe.work import tables, verbs
+from raypipe.work import tables, training
 
 CELLS = "raypipe.quickstart.elpv:cells"
 # Of the mono cells are known on the first day; the rest is the first night's batch, the negative
@@ -64,26 +64,17 @@ class Story:
 
 def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
     """Run the story to its end; returns the summary, the last line of `make quickstart`."""
-    root = job.run.path
-    marker = root / ".quickstart"
-    # --fresh deletes a folder, so only one that this story made.
-    if fresh and root.exists():
-        if not marker.exists():
-            raise ConfigError(
-                "--fresh deletes run.dir, and this was not made by a quickstart",
-                got=str(root),
-                fix="Set run.dir",
-            )
-        shutil.rmtree(root)
-    root.mkdir(parents=True, exist_ok=True)
-    marker.touch()
+    with folder.told_in(job.run.path, job.table.uri, fresh):
+        return _told(job, console)
+
+
+def _told(job: Job, console: Console) -> dict[str, Any]:
     story = Story()
     cells = TableConfig(uri=job.table.uri)
     # Each night has a table of its own: a batch is checked before it is mixed with anything.
-    nights = {
-        name: TableConfig(uri=str(Path(job.table.uri).parent / f"night_{name}"))
-        for name in ("control", "poly")
-    }
+    # Not a Path's: that of s3://b/cells would be a folder here.
+    head, slash, _ = job.table.uri.rstrip("/").rpartition("/")
+    nights = {name: TableConfig(uri=f"{head}{slash}night_{name}") for name in ("control", "poly")}
 
     console.heading("Day 1: the cells we know")
     # Built before the clock of the first step starts: it takes a minute on a new machine.
@@ -102,10 +93,10 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
         cleaned = clean(_at(cells, "mono-raw"), job.clean.model_copy(update={"tag": "mono-clean"}))
         done(_cleaned(cleaned))
     with _step(story, console, "Search and register") as done:
-        found, first, store = verbs.search_and_register(
+        found, first, store = training.search_and_register(
             replace(job, {"table": _at(cells, "mono-clean").model_dump()}), console
         )
-        verbs.crown_first(store, first)
+        training.crown_first(store, first)
         console.leaderboard(found.metric, found.standings, top=5)
         done(
             f"{found.drawn} trials, best {found.metric} {found.trials[0].metric:.1%}, "
@@ -174,11 +165,11 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
     console.facts(
         {
             "report": summary["report"],
-            "MLflow": f"mlflow ui --backend-store-uri {store.uri}",
+            "MLflow": f"mlflow ui --backend-store-uri {shlex.quote(store.uri)}",
             "decision": after.decision.reason,
         }
     )
-    (root / "quickstart.json").write_text(json.dumps(summary, indent=2))
+    (job.run.path / "quickstart.json").write_text(to_json(summary, indent=2), encoding="utf-8")
     return summary
 
 
@@ -205,7 +196,7 @@ def _night(
         console.facts({"what it costs": str(checked.report.severity), "report": checked.page})
         done(
             ("Drift" if checked.report.is_drift else "No drift")
-            + f", p {tables.p_text(checked.report.p_value)}"
+            + f", p {tables.p_text(checked.report.p_value, checked.report.alpha)}"
         )
     return checked
 
@@ -297,7 +288,7 @@ def _summary(
         }
 
     return {
-        "table_versions": {"uri": str(Path(cells.uri).absolute()), **ImageTable.open(cells).tags()},
+        "table_versions": {"uri": address(cells.uri), **ImageTable.open(cells).tags()},
         "images_ingested": sum(r.accepted + r.present for r in ingested),
         "images_dropped": sum(c.dropped for c in cleaned),
         "trials": found.drawn,

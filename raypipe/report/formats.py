@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from raypipe.images.decode import orientation, upright
 
 THUMBNAIL_PX = 160
 MINUS = "\N{MINUS SIGN}"
+LIMITS = 0.05, 0.01  # of p-values, where nobody sets others
+DIGITS = 17  # at most: a float has no more
 
 
 def number(value: Any) -> str:
@@ -53,9 +55,10 @@ def cell(value: Any) -> str:
     return "'–'" if value == "–" else hidden(str(value))
 
 
-def chance(p: float) -> str:
-    """Format a p-value without an exponent, to two significant digits.
+def chance(p: float, limit: float | None = None) -> str:
+    """Format a p-value without an exponent, to two significant digits, or more beside a limit.
 
+    limit: what it is compared with, besides LIMITS.
     0 is shown as "≈ 0": no permutation of the test was as extreme. That is not "< 0.000001".
     NaN is "–": whoever compares with it would read the smallest of all.
     """
@@ -63,8 +66,22 @@ def chance(p: float) -> str:
         return "–"
     if p >= 1e-6:
         decimals = max(2, 1 - math.floor(math.log10(p)))
-        return f"{p:.{decimals}f}"
+        return beside(p, lambda more: f"{p:.{decimals + more}f}", limit)
     return "≈ 0" if p == 0 else "< 0.000001"
+
+
+def beside(p: float, shown: Callable[[int], str], limit: float | None = None) -> str:
+    """A p-value on its own side of LIMITS and `limit`: 0.04999 is below 0.05, and so is its text.
+
+    shown: the text with so many digits more than usual.
+    """
+    limits = [*LIMITS, *([] if limit is None else [limit])]
+    for more in range(DIGITS):
+        text = shown(more)
+        rounded = float(text)
+        if all((rounded > at, rounded < at) == (p > at, p < at) for at in limits):
+            break
+    return text
 
 
 def points(difference: float) -> str:

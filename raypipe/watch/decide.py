@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from raypipe.report.formats import beside
 from raypipe.watch import limits, safety, superiority
 from raypipe.watch.comparison import Comparison, pooled
 from raypipe.watch.limits import LimitsConfig, Measured, Named
@@ -107,7 +108,7 @@ def _compared(slices: Sequence[Comparison], union: Comparison | None, cfg: GateC
     better = _better(slices, union, cfg.alpha)
     if not better:
         clearest = min([union, *slices], key=lambda s: s.p_value)
-        text = f"the clearest is {clearest.change} (p = {clearest.p_value:.2g})"
+        text = f"the clearest is {clearest.change} (p = {_p(clearest.p_value, cfg.alpha)})"
         return Decision(False, f"Refused: no gain beyond chance; {text}")
 
     judged = pooled(slices, cfg.least_rows)
@@ -120,7 +121,7 @@ def _compared(slices: Sequence[Comparison], union: Comparison | None, cfg: GateC
 
     # The reason names slices that got better. It names the union only if no slice alone did.
     better = [s for s in better if s is not union] or better
-    gains = ", ".join(f"{s.change} (p = {s.p_value:.2g})" for s in better)
+    gains = ", ".join(f"{s.change} (p = {_p(s.p_value, cfg.alpha)})" for s in better)
     others = [_safe(s, level) for s in judged if s not in better]
     return Decision(True, "; ".join([f"Promoted: {gains}", *others]))
 
@@ -152,8 +153,14 @@ def _harmed(slices: Sequence[Comparison], cfg: GateConfig) -> str:
     for s in small:
         is_beyond_chance = s.p_harmed <= cfg.safety_alpha / len(small)
         if s.difference < -cfg.tolerance and is_beyond_chance:
-            return f"Refused: {s.change}, worse beyond chance (p = {s.p_harmed:.2g})"
+            p_text = _p(s.p_harmed, cfg.safety_alpha / len(small))
+            return f"Refused: {s.change}, worse beyond chance (p = {p_text})"
     return ""
+
+
+def _p(p: float, limit: float) -> str:
+    """A p-value to two digits, or more where it would look like its limit."""
+    return beside(p, lambda more: f"{p:.{2 + more}g}", limit)
 
 
 def _better(slices: Sequence[Comparison], union: Comparison, alpha: float) -> list[Comparison]:

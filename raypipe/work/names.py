@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import yaml
+from pydantic import ConfigDict
 
-from raypipe.config import key_of
+from raypipe.config import Section, key_of, load
 from raypipe.files import claim
+
+
+class Table(Section):
+    """The address in the section `table`."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    uri: str | None = None
+
+
+class Named(Section):
+    """The table that overrides name. The configuration looks at all else."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    table: Table = Table()
+
+
+def table_of(overrides: Sequence[str]) -> str | None:
+    """The address of the table in these `section.key=value`; None without one.
+
+    Raises ConfigError for what is no override, and for an address that is no text.
+    """
+    return load(Named, None, overrides).table.uri
 
 
 def run_of(uri: str) -> dict[str, str]:

@@ -26,6 +26,7 @@ from raypipe.work.proof.gather import Found
 from raypipe.work.proof.timeline import Happened
 from raypipe.work.result import Facts, Result
 from raypipe.work.tables import Table
+from raypipe.yaml_scalars import quoted
 
 PREFIX = "models:/"
 
@@ -159,15 +160,15 @@ def job_of(
             fix="Leave out --version",
         )
     number = int(version) if version is not None else number
-    given = [f"registry.model={to_json(named['name'])}"]
+    given = [f"registry.model={quoted(named['name'])}"]
     if named["alias"]:
-        given.append(f"registry.alias={to_json(named['alias'])}")
+        given.append(f"registry.alias={quoted(named['alias'])}")
     if config is not None:
         return load(Job, config, [*given, *overrides]), number
     # Without a configuration it is looked for as `raypipe evaluate` does: in runs/NAME.
     name = named["name"]
-    given += [f"run.name={to_json(name)}", f"run.dir={to_json(f'runs/{name}')}"]
-    given.append(f"table.uri={to_json(f'runs/{name}')}")
+    given += [f"run.name={quoted(name)}", f"run.dir={quoted(f'runs/{name}')}"]
+    given.append(f"table.uri={quoted(f'runs/{name}')}")
     return load(Job, None, [*given, *overrides]), number
 
 

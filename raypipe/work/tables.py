@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from raypipe.report.formats import beside
 from raypipe.search.trials.standing import Standing
 from raypipe.watch.check import CheckResult
 from raypipe.watch.retrained import RetrainResult
@@ -88,10 +89,10 @@ def evidence(checked: CheckResult) -> Table:
     for e in report.evidence:
         verdict = "drift" if e.is_drift else "no drift"
         on = f"{e.on} ({e.detail})" if e.detail else e.on
-        rows.append([e.detector.upper(), on, e.statistic, p_text(e.p_value), verdict])
+        rows.append([e.detector.upper(), on, e.statistic, p_text(e.p_value, e.threshold), verdict])
     said = "DRIFT" if report.is_drift else "no drift"
     sizes = f"{report.batch_images} images against {report.reference_images}"
-    p = f"p {p_text(report.p_value)}, alpha {report.alpha:g}"
+    p = f"p {p_text(report.p_value, report.alpha)}, alpha {report.alpha:g}"
     title = f"{checked.name}: {said} ({p}), {sizes}"
     return Table(title, ["test", "on", "statistic", "p", ""], rows)
 
@@ -140,8 +141,11 @@ def limits(done: RetrainResult) -> Table | None:
     return Table(title, ["", "champion", "challenger", "ratio"], rows)
 
 
-def p_text(p: float) -> str:
-    """A p-value for people: three digits, and never a bare 0. NaN is "–"."""
+def p_text(p: float, limit: float | None = None) -> str:
+    """A p-value for people: three digits, more beside a limit, and never a bare 0. NaN is "–".
+
+    limit: what it is compared with, besides the usual ones.
+    """
     if math.isnan(p):
         return "–"
-    return f"{p:.3g}" if p >= 1e-6 else "< 1e-6"
+    return beside(p, lambda more: f"{p:.{3 + more}g}", limit) if p >= 1e-6 else "< 1e-6"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from raypipe.config import key_of
 from raypipe.registry.promote import ModelVersion
+from raypipe.report.formats import beside
 from raypipe.tables.table import TableVersion
 from raypipe.watch import feedback
 from raypipe.watch.check import CheckResult
@@ -52,7 +53,8 @@ def of_check(checked: CheckResult | Waiting) -> tuple[str, list[Event]]:
         **feedback.as_row(found.feedback),
     }
     said_of = "; ".join(text for text in (str(found.severity), str(found.feedback)) if text)
-    text = f"{checked.name} {said} against {checked.model}: p={found.p_value:.3g}, {said_of}"
+    p = beside(found.p_value, lambda more: f"{found.p_value:.{3 + more}g}", found.alpha)
+    text = f"{checked.name} {said} against {checked.model}: p={p}, {said_of}"
     return checked.key, [*events, Event("check", checked.key, text, facts)]
 
 

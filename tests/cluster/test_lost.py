@@ -71,7 +71,8 @@ def test_a_lost_head_is_one_message(job: Path, verb: str, who: str) -> None:
 @pytest.mark.chaos
 @pytest.mark.parametrize("who", ["gcs_server", "raylet"])
 def test_the_story_that_loses_its_head_says_so(tmp_path: Path, who: str) -> None:
-    small = [f"run.dir={tmp_path}", "cluster.address=local", "cluster.object_store_mb=100"]
+    small = [f"run.dir={tmp_path}/solar", f"table.uri={tmp_path}/solar/tables/cells"]
+    small += ["cluster.address=local", "cluster.object_store_mb=100"]
     code, told, seconds = killed(who, "quickstart", *small)
     messages = [line for line in told.splitlines() if line.startswith("raypipe: ")]
     assert (code, len(messages)) == (1, 1) and "Ray cluster" in messages[0], told

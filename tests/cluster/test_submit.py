@@ -185,6 +185,17 @@ def test_a_cluster_that_stays_away_is_one_message(jobs: Jobs) -> None:
         code_of(jobs.state(job), jobs.address)
 
 
+def test_a_job_that_does_not_end_in_time_is_said(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    """It was exit code 1, and no message."""
+    job, stop = started(jobs, "time.sleep(60)"), Jobs.stop
+    monkeypatch.setattr(Jobs, "stop", lambda self, name: stop(self, name, wait_s=0))
+    code, out, err = cli("jobs", jobs.address, "--stop", job, "--json")
+    assert (code, json.loads(out)["job"]) == (1, job)
+    assert err.count("raypipe: ") == 1 and f"raypipe: The job {job} has not ended yet" in err
+
+
 @pytest.mark.parametrize(
     "address", ["auto", "ray://127.0.0.1:10001", "spark", "http://", "ftp://x:1", "host"]
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -11,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from raypipe.doctor import packages
+from raypipe.cluster import head
+from raypipe.doctor import clusters, environments, machine, packages
+from raypipe.doctor.finding import Asked, Settings
+from raypipe.errors import ClusterError
 from raypipe.version import VERSION
 from tests.doctor.conftest import ROOT, Doctor
 
@@ -138,3 +143,71 @@ def test_a_shared_memory_of_docker(alone: Doctor) -> None:
     assert "--shm-size" in told.findings["/dev/shm"]["way_out"]
     enough = small.replace("64m", "400m")
     assert alone(*words, first=enough).state("/dev/shm") == "ok"
+
+
+def test_an_address_that_cannot_be_served_at_is_no_port_of_another_program() -> None:
+    """It was "taken by another user's process", or a mistake of raypipe's."""
+    for host, why in (("192.0.2.1", "assign"), ("no-such-host.invalid", "")):
+        settings = Settings.model_validate({"serve": {"host": host, "port": 8123}})
+        (_, served) = machine.ports(Asked(overrides=("serve.host=x",), settings=settings))
+        assert served.seen.startswith(f"{host}:8123 cannot be used: ") and why in served.seen
+        assert (served.state, "taken" in served.seen) == ("fail", False)
+
+
+def test_a_way_out_can_be_typed_where_a_folder_has_a_blank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`rm -r /home/a b/…` removes two other things."""
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    token = folder / "auth_token"
+    token.write_text("x" * 40)
+    token.chmod(0o644)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    (finding,) = clusters.token(Asked())
+    assert shlex.split(finding.way_out) == ["chmod", "600", str(token)]
+    lock = folder / "of one" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    os.utime(lock, (0, 0))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder))
+    (finding,) = environments.locks(Asked())
+    assert shlex.split(finding.way_out) == ["rm", str(lock)]
+
+
+@pytest.mark.parametrize(
+    ("address", "seen", "way_out"),
+    [
+        ("ray://127.0.0.1:10001", "ray:// is Ray Client", "--submit http://HOST:8265"),
+        ("http://127.0.0.1:8265", "no address of a cluster", "HOST:6379"),
+        ("head", "no address of a cluster", "HOST:6379"),
+    ],
+)
+def test_an_address_that_every_verb_refuses_is_not_well(
+    address: str, seen: str, way_out: str
+) -> None:
+    """The doctor called it well, if somebody listened there or it had no port."""
+    settings = Settings.model_validate({"cluster": {"address": address}})
+    setting, named = clusters._wanted(Asked(settings=settings), [])
+    finding = clusters._joined(setting, named, {})
+    assert finding.state == "fail" and seen in finding.seen and way_out in finding.way_out
+    with pytest.raises(ClusterError, match=re.escape(seen)):
+        head.require(address, "cluster.address")
+
+
+def test_a_folder_that_nobody_may_look_into_is_one_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of run.dir=/root/x the doctor said that the check was a mistake of raypipe's."""
+    own = Path.is_dir
+
+    def forbidden(path: Path) -> bool:
+        if tmp_path / "theirs" in path.parents:
+            raise PermissionError(13, "Permission denied")
+        return own(path)
+
+    (tmp_path / "theirs").mkdir()
+    monkeypatch.setattr(Path, "is_dir", forbidden)
+    assert machine.existing(tmp_path / "theirs" / "a" / "b") == tmp_path / "theirs"

@@ -43,6 +43,10 @@ def test_a_check_that_hangs_ends_at_its_limit_and_delays_nobody() -> None:
     assert late.state == "fail" and "no answer within 0 s" in late.seen
     assert "raypipe doctor --only hangs" in late.way_out
     assert found["busy"][0].state == "warn"
+    # Without the configuration the check would be refused.
+    of_config = Asked(overrides=("table.uri=x",))
+    (late,) = examine([Check("table", lambda asked: time.sleep(1) or [], 0.1)], of_config)["table"]
+    assert "raypipe doctor CONFIG --only table" in late.way_out
     assert ticks[0] == (1, 3)
 
 
@@ -102,6 +106,8 @@ def test_every_check_has_a_name_and_an_unknown_one_is_refused() -> None:
         check.name for check in chosen(None, has_config=False)
     )
     assert [check.name for check in chosen("token, disks", has_config=False)] == ["token", "disks"]
+    # Of two of one name, one was waited for without end.
+    assert [check.name for check in chosen("disks,token,disks", False)] == ["disks", "token"]
     with pytest.raises(ConfigError, match="Did you mean 'token'"):
         chosen("tokn", has_config=False)
     with pytest.raises(ConfigError, match="raypipe doctor CONFIG --only table"):

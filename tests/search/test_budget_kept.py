@@ -18,7 +18,7 @@ from raypipe.search.space import defaults
 from raypipe.search.trials.standing import Standing
 from raypipe.tables.table import TableConfig
 from raypipe.train import checkpoint
-from raypipe.work import verbs
+from raypipe.work import training
 
 from .test_refit import cells
 from .test_tuner import Searches
@@ -55,7 +55,7 @@ def searched(job: Job, later: float) -> tuple[Any, Any, Ledger]:
             now[0] = later
 
     ledger = Ledger(BUDGET, 0.0, lambda: now[0])
-    result, version, _ = verbs.search_and_register(job, Shown(heard), ledger=ledger)
+    result, version, _ = training.search_and_register(job, Shown(heard), ledger=ledger)
     return result, version, ledger
 
 
@@ -126,7 +126,7 @@ def test_a_first_answer_that_wins_is_fitted_again_on_both_splits(
     job = searches(tmp_path, **FIRST_ONLY, **{"table.uri": cells.uri})
     now = [0.0]
     ledger = Ledger(BUDGET, 0.0, lambda: now[0])
-    result, _, _ = verbs.search_and_register(job, Shown(lambda standings: None), ledger=ledger)
+    result, _, _ = training.search_and_register(job, Shown(lambda standings: None), ledger=ledger)
     assert result.trials[0].name.startswith(FIRST)
     assert result.refitted and ledger.notes == []
     assert result.job.feed.train == "train+val" and result.job.train.solver == "closed"
@@ -149,7 +149,7 @@ def test_a_first_answer_is_registered_where_no_time_is_left_for_a_trial(
         now[0] = 1985.0
 
     ledger = Ledger(BUDGET, 0.0, lambda: now[0])
-    result, version, _ = verbs.search_and_register(job, Shown(heard), ledger=ledger)
+    result, version, _ = training.search_and_register(job, Shown(heard), ledger=ledger)
     assert str(version).endswith("/1") and not result.refitted
     assert {trial.drawn for trial in result.trials} == {False}
     assert "left no time for trials" in str(result.stopped)

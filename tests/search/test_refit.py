@@ -29,7 +29,7 @@ from raypipe.train import checkpoint, trainer, unseen
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel.snapshot import Piece, Snapshot
-from raypipe.work import in_time, verbs
+from raypipe.work import in_time, training
 
 from ..conftest import Cli
 from .test_tuner import Searches
@@ -276,7 +276,7 @@ def test_a_refit_that_was_ended_before_its_last_epoch_is_no_model(
     changes = {"table.uri": cells.uri, "search.refit": soon, "search.samples": 1}
     job = searches(tmp_path, **changes, **{"train.stopping.seconds": 1e-3})
     ledger = Ledger()
-    found = verbs.search_and_refit(job, Shown(True), ledger=ledger)
+    found = training.search_and_refit(job, Shown(True), ledger=ledger)
     assert not found.refitted and found.best.metrics["val_loss"] > 0
     assert ledger.notes == [f"No refit: it came to 33% of its schedule, and {in_time.STAYS}"]
 
@@ -293,7 +293,7 @@ def test_a_refit_that_was_ended_before_its_last_epoch_is_no_model(
     job = replace(job, {"search.refit": nan})
     for _ in range(2):
         ledger = Ledger()
-        again, version, _ = verbs.search_and_register(job, Shown(True), ledger=ledger)
+        again, version, _ = training.search_and_register(job, Shown(True), ledger=ledger)
         assert not again.refitted and again.best.key == found.best.key
         assert str(version).endswith("/1")
         assert "No refit: it diverged" in ledger.notes[0] and in_time.STAYS in ledger.notes[0]

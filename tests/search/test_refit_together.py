@@ -34,7 +34,7 @@ from raypipe.tables.table import TableConfig, TableVersion
 from raypipe.train import ensembles, trainer
 from raypipe.train.job import TrainResult
 from raypipe.train.loop import LoopState
-from raypipe.work import in_time, verbs
+from raypipe.work import in_time, training
 
 from .test_budget_kept import BUDGET, only_lite0
 from .test_refit import cells
@@ -213,7 +213,7 @@ def test_all_members_are_trained_again_or_none(
     monkeypatch.setattr(trainer, "run", run)
     for fails[0], says in (("head", "no convergence"), ("tuned", "diverged"), ("time", "are left")):
         ledger = Ledger(BUDGET, 0.0, lambda: now[0])
-        result, version, store = verbs.search_and_register(job, Shown(True), ledger=ledger)
+        result, version, store = training.search_and_register(job, Shown(True), ledger=ledger)
         assert str(version).endswith("/1") and not result.refitted
         assert "No refit" in ledger.notes[0] and says in ledger.notes[0]
         assert sorted(result.shares) == pytest.approx([0.1, 0.3, 0.6])
@@ -233,7 +233,7 @@ def test_all_members_are_trained_again_or_none(
     monkeypatch.setattr(in_time, "_refitted_alone", spied)
     told: list[Mapping[str, Any]] = []
     monitors = [cast(Monitor, SimpleNamespace(note=lambda stream, values: told.append(values)))]
-    result, version, store = verbs.search_and_register(
+    result, version, store = training.search_and_register(
         job, Shown(True), monitors=monitors, ledger=ledger
     )
     # Each training has one end, under the key of its epochs, and the ensemble has one. The head's
@@ -263,7 +263,7 @@ def test_all_members_are_trained_again_or_none(
     # After a kill nothing is trained once more.
     monkeypatch.setattr(trainer, "_run_into", lambda *given: pytest.fail("trained again"))
     monkeypatch.setattr(ensembles, "write", lambda *given: pytest.fail("another may read it"))
-    again, same, _ = verbs.search_and_register(job, Shown(True), ledger=Ledger(BUDGET))
+    again, same, _ = training.search_and_register(job, Shown(True), ledger=Ledger(BUDGET))
     assert same == version and again.best.key == result.best.key
     assert again.shares == result.shares
 
@@ -288,7 +288,7 @@ def test_a_trial_that_joins_a_head_costs_no_answer(
 
     told: list[Mapping[str, Any]] = []
     monitors = [cast(Monitor, SimpleNamespace(note=lambda stream, values: told.append(values)))]
-    alone, _, _ = verbs.search_and_register(job, Shown(True), monitors=monitors)
+    alone, _, _ = training.search_and_register(job, Shown(True), monitors=monitors)
     ended = [values["RunId"] for values in told if values["Kind"] == "finished"]
     assert ended == [alone.best.key], "one training has one end"
     assert alone.refitted and alone.again == (head,) and not alone.shares
@@ -300,7 +300,7 @@ def test_a_trial_that_joins_a_head_costs_no_answer(
     same = refit_together.refitted(job.training, refits, found, job.search, train)
     assert same.refitted and same.again == (head,)
     weights.write_bytes(sound)
-    both, _, _ = verbs.search_and_register(job, Shown(True))
+    both, _, _ = training.search_and_register(job, Shown(True))
     assert both.again == both.members == (rival.name, head) and both.shares == (0.5, 0.5)
 
 
@@ -317,12 +317,12 @@ def test_a_refit_tells_its_end_under_the_key_of_its_epochs(monkeypatch: pytest.M
         )
         return SimpleNamespace(best=best)
 
-    monkeypatch.setattr(verbs.refit, "planned", lambda *given: planned)
-    monkeypatch.setattr(verbs.refit, "refit", refitted)
+    monkeypatch.setattr(training.refit, "planned", lambda *given: planned)
+    monkeypatch.setattr(training.refit, "refit", refitted)
     told: list[Mapping[str, Any]] = []
     monitors = [cast(Monitor, SimpleNamespace(note=lambda stream, values: told.append(values)))]
     found: Any = SimpleNamespace(trials=(SimpleNamespace(name="a trial"),))
-    verbs._refitted(job, found, Shown(True), monitors, None)
+    training._refitted(job, found, Shown(True), monitors, None)
     assert [(v["Kind"], v["RunId"]) for v in told] == [
         ("epoch", "its-own"),
         ("finished", "its-own"),

@@ -273,3 +273,18 @@ def test_what_cannot_be_evaluated_is_refused_with_one_message(
     assert code == 2, err
     assert re.search(says, " ".join(err.split())), err
     assert not (run / "none").exists()
+
+
+def test_a_named_model_is_the_same_evaluation_where_it_was_submitted(
+    monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    """The job got its settings and took the first one for a configuration file."""
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("raypipe.cli.evaluate.run_verb", lambda *given: asked.append(given))
+    words = ["models:/cells@blue", "tables/my night", "evaluate.least_images=2"]
+    assert cli("evaluate", *words)[0] == 0
+    # What cluster/submit.py hands on: the overrides, without a configuration.
+    _, config, overrides, _ = asked[0]
+    assert cli("evaluate", *overrides)[0] == 0
+    assert asked[1] == asked[0] and config is None
+    assert {"evaluate.table.uri=\"tables/my night\"", words[2]} <= {*overrides}

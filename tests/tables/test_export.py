@@ -113,6 +113,7 @@ def test_a_column_with_a_comma_in_its_name_is_quoted(tmp_path: Path, cli: Cli) -
         '"d""e" , a,': ['d"e', "a"],
         'd"e," f "': ['d"e', " f "],
         ",a,": ["a"],
+        'a,"b,c",a': ["a", "b,c"],
     }
     for n, (given, expected) in enumerate(asked.items()):
         out = tmp_path / f"{n}.parquet"
@@ -166,6 +167,7 @@ def test_times_name_the_newest_version_at_or_before(table: Path, tmp_path: Path,
         (["--columns", "lable"], "has no column 'lable'"),
         (["--where", "lable=a"], "has no column 'lable'"),
         (["--where", "label"], "This is no condition"),
+        (["--where", '"lable=x"=a'], "has no column 'lable=x'"),
         (["--version", "99"], "has no version 99"),
     ],
 )
@@ -528,3 +530,15 @@ def test_workers_see_deletion_vectors_and_mapped_columns(tmp_path: Path, cli: Cl
         *range(50),
         *range(950, 1000),
     ]
+
+
+def test_a_column_may_have_an_equals_sign_in_its_name(tmp_path: Path, cli: Cli) -> None:
+    """`--where a=b=x` is the column a; so b=x of the column a=b could not be asked for."""
+    table = tmp_path / "t"
+    rows = [{"a": "b=x", "a=b": "y", 'q"': "1"}, {"a": "z", "a=b": "x", 'q"': "2"}]
+    write_deltalake(table, pa.Table.from_pylist(rows))
+    for where, kept in (('"a=b"=x', "2"), ("a=b=x", "1"), ('"a"=z', "2"), ('"q"""=1', "1")):
+        out = tmp_path / f"{kept}.parquet"
+        code, _, err = cli("table", "export", table, out, "--where", where, "--overwrite")
+        assert code == 0, err
+        assert pq.read_table(out)['q"'].to_pylist() == [kept], where

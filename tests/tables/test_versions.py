@@ -281,6 +281,9 @@ def test_the_commands_take_a_table_or_a_configuration(
         assert len(said("diff", target, "2", "4")["added"]) == 100
         assert said("lineage", target, "--version", "t")["steps"][0]["why"] == "add 2"
         assert said("vacuum", target)["deleted"] is False
+    # A setting is no second version.
+    newest = said("diff", table.uri, "2")
+    assert said("diff", config, "2", f"table.uri={table.uri}") == newest and newest["added"]
     assert said("optimize", table.uri, "--by", "label")["files_after"] == 1
     assert said("export", config, tmp_path / "o.parquet", "--tag", "t")["rows"] == 150
     code, _, err = cli("table", "diff", table.uri, "nobody")

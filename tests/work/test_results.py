@@ -11,7 +11,7 @@ from raypipe.costs.estimate import Part
 from raypipe.job import Job
 from raypipe.registry import tracking
 from raypipe.registry.promote import ModelVersion
-from raypipe.work import verbs
+from raypipe.work import training
 from raypipe.work.planned import Planned
 from raypipe.work.results.models import Registered
 
@@ -42,7 +42,7 @@ def test_what_the_splits_lack_is_said() -> None:
             unlearned=lambda train, split: {} if "val" in train else pinned_unlearned,
             classes=range(10),
         )
-        verbs._tell_of_splits(pinned, job.feed, show, refits)
+        training._tell_of_splits(pinned, job.feed, show, refits)
 
     tell("test")
     assert not said
@@ -76,13 +76,13 @@ def test_the_file_of_a_training_names_the_table_of_moves() -> None:
         "artifacts": {"uri": "s3://bucket/runs"},
     }
     job = validate(Job, tree)
-    saved = verbs._with_moves(job).training
+    saved = training._with_moves(job).training
     ours = tracking.moves_of(job.run, job.registry, job.artifacts)
     assert tracking.moves_of(saved.run, saved.registry).uri == ours.uri
     assert ours.uri == "s3://bucket/runs/raypipe-moves"
     # A folder that may be moved has no address in it.
     local = validate(Job, {"table": {"uri": "unused"}})
-    assert verbs._with_moves(local).registry.moves is None
+    assert training._with_moves(local).registry.moves is None
 
 
 def test_what_is_not_estimated_is_in_no_upper_bound() -> None:

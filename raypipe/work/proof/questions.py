@@ -279,7 +279,8 @@ def why(found: Found) -> Answer:
         text += f". It is to replace {parent}, and starts from its settings{_start(found)}"
     if key := str(evidence.get("check", "")):
         row = found.check_row(key)
-        text += f". Drift check {key} of {evidence.get('batch')}: p {chance(evidence['p_value'])}"
+        p_text = chance(evidence["p_value"], row.get("alpha") if row else None)
+        text += f". Drift check {key} of {evidence.get('batch')}: p {p_text}"
         sources.append(f"{found.checks.place or found.run.path}, key {key}")
         checks += _check_checks(found, evidence, row)
         if row is None:

@@ -61,7 +61,7 @@ class Happened:
 def check(row: Mapping[str, Any]) -> Happened:
     """A row of drift checks."""
     is_drift, p_value = bool(row.get("is_drift")), row.get("p_value")
-    p_text = "not known" if p_value is None else chance(float(p_value))
+    p_text = "not known" if p_value is None else chance(float(p_value), row.get("alpha"))
     text = (
         f"{row.get('table')} against the reference of {row.get('model')}: p {p_text}, "
         f"{row.get('batch_images')} images; {severity.of_row(row)}"

@@ -130,7 +130,7 @@ def _cost(job: TrainJob, result: TrainResult) -> Facts:
         name: format(last[name], unit) for name, unit in units.items() if name in last
     }
     if job.train.tensorboard:
-        facts["tensorboard"] = f"tensorboard --logdir {folder / 'tensorboard'}"
+        facts["tensorboard"] = f"tensorboard --logdir {shlex.quote(str(folder / 'tensorboard'))}"
     if job.train.profile:
         # A finished run is not traced again.
         traces = sorted((folder / "profile").glob("*.json"))

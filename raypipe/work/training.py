@@ -1,0 +1,299 @@
+"""`train` and `tune`: a model is trained, or searched and trained once more, and registered.
+
+Whoever searches without being `raypipe tune` (the quickstart, benchmarks) calls
+`search_and_register`, or `search_and_refit` where nothing is to be registered.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from raypipe.cluster import usage
+from raypipe.cluster.connect import connect, nodes
+from raypipe.config import replace, save
+from raypipe.costs.spent import Price, Spent
+from raypipe.feed.dataset import FeedConfig, Pinned, pin
+from raypipe.job import Job
+from raypipe.monitor.monitor import Monitor
+from raypipe.registry import promote, runs, tracking
+from raypipe.registry.promote import ModelVersion
+from raypipe.registry.runs import KEY
+from raypipe.registry.store import Store, open_store
+from raypipe.search import feasible, outcome, refit, tuner, variants
+from raypipe.search import page as search_page
+from raypipe.search import telling as telling_trials
+from raypipe.search.ledger import Ledger
+from raypipe.search.result import SearchResult
+from raypipe.search.trials import tune_patches
+from raypipe.train import telling, trainer, unseen
+from raypipe.train.job import TrainJob, TrainResult
+from raypipe.train.launch import join, nodes_of, wants_gpu
+from raypipe.train.measure.utilisation import utilisation
+from raypipe.train.origin import CalledFor
+from raypipe.train.publish import publish
+from raypipe.train.spark_place import refuse
+from raypipe.work import artifacts, in_time, monitoring
+from raypipe.work.results.models import Registered, Searched, Trained
+from raypipe.work.show import Show
+
+
+@artifacts.kept
+def train(job: Job, show: Show) -> Trained:
+    """Train one model and register it; the first model becomes champion."""
+    with monitoring.opened(job, "train") as monitors:
+        return _train(job, show, monitors)
+
+
+def _train(job: Job, show: Show, monitors: Sequence[Monitor]) -> Trained:
+    began = time.monotonic()
+    pinned = pin(job.table, job.feed, kind=job.model.task)
+    job = _with_moves(replace(job, {"train.workers": join(job.training).train.workers}))
+    # A wrong address must not cost a training.
+    store = open_store(job.run, job.registry, job.artifacts)
+    _tell_of_champion(store, pinned, show)
+    _tell_of_splits(pinned, job.feed, show)
+    show.say(f"Training {job.model.name} ({job.model.mode}) with {_workers(job)}")
+    with show.training(job.train.epochs, job.train.stopping.metric) as told:
+        planned = trainer.plan(job.training, pinned)
+        epoch = telling.epochs(monitors, planned.job, planned.key, told.epoch)
+        result = trainer.run(planned, epoch, told.step)
+    telling.finished(monitors, planned.job, result)
+    version = publish(store, planned, result, "train")
+    registered = Registered(version, crown_first(store, version), store.uri)
+    test = _test(planned, result, store)
+    price = Price.of(job.cost, nodes_of(job.training))
+    spent = Spent(time.monotonic() - began, result.device_s, price)
+    runs.log_once(store, result.key, spent.logged())
+    used = utilisation(usage.read(planned.folder / usage.FILE), result.history)
+    return Trained(planned.job, result, registered, spent, test, used)
+
+
+def _with_moves(job: Job) -> Job:
+    """The job with its table of moves named, if that is below `artifacts.uri`: the file of a
+    training knows no such section, and a promotion by that file would be in another table.
+    """
+    alone = tracking.moves_of(job.run, job.registry).uri
+    if tracking.moves_of(job.run, job.registry, job.artifacts).uri == alone:
+        return job  # nothing is named: the folder may be moved
+    placed = tracking.placed(job.run, job.registry, job.artifacts)
+    return job.model_copy(update={"registry": placed})
+
+
+def _tell_of_splits(
+    pinned: Pinned, feed: FeedConfig, show: Show, refits: str | None = None
+) -> None:
+    """Say so if images are trained on, or chosen by, and judged on: their metrics would look too
+    good. And if what is judged was not learned, or if nothing is.
+
+    refits: what a refit trains on, which is the model then.
+    """
+    for name in ("val", "test"):
+        split = getattr(feed, name)
+        if pinned.common(feed.train, split):
+            means = "its metrics say nothing about new images"
+            if name == "test":
+                means = "the model is not tested"
+            show.say(
+                f"feed.{name}={split} has images that are trained on (feed.train={feed.train}): "
+                f"{means}"
+            )
+    for name in ("val", "test"):
+        split = getattr(feed, name)
+        missing = pinned.unlearned(feed.train, split)
+        if missing:
+            # A refit may not come: it has no time, or comes to nothing.
+            later = refits is not None and not pinned.unlearned(refits, split)
+            learns = "no model learns them before search.refit" if later else "no model learns them"
+            show.say(
+                f"{len(missing)} of {len(pinned.classes)} classes have no training images, as "
+                f"{next(iter(missing))!r}: {learns}, and {sum(missing.values()):,} "
+                f"labels in feed.{name}={split} are of them"
+            )
+    if not pinned.counts[feed.test]:
+        # A slip, where it names none of the table's splits.
+        means = ": the model is not tested"
+        if refits is not None:
+            means = (
+                ". search.refit trains on validation images, too: nothing will say how good the "
+                "model is (search.refit=null keeps them apart)"
+            )
+        show.say(
+            f"The table has no labelled images in feed.test={feed.test} (its splits are "
+            f"{', '.join(sorted(pinned.splits))}){means}"
+        )
+    if pinned.common(feed.val, feed.test):
+        show.say(
+            f"feed.test={feed.test} has images that choose the epoch (feed.val={feed.val}): "
+            "its metrics are too good"
+        )
+
+
+def _tell_of_champion(store: Store, pinned: Pinned, show: Show) -> None:
+    """Say so if the registered model answers another question so far."""
+    said = promote.beside(store, pinned.task)
+    if said:
+        show.say(said)
+
+
+def _workers(job: Job) -> str:
+    fewest, most = job.train.fewest_workers, job.train.most_workers
+    if fewest == most:
+        return f"{most} worker{'s' * (most > 1)}"
+    return f"{fewest} to {most} workers"
+
+
+def _test(planned: trainer.Plan, result: TrainResult, store: Store) -> dict[str, float]:
+    """The result's metrics on the test split, in its MLflow run too."""
+    tested = unseen.test(planned, result)
+    if tested and (run_id := runs.finished_run(store, result.key)):
+        runs.log_metrics(store, run_id, tested)
+    return tested
+
+
+@artifacts.kept
+def tune(job: Job, show: Show) -> Searched:
+    """Search hyperparameters and register the best model; the first one becomes champion."""
+    with monitoring.opened(job, "tune") as monitors:
+        return _tune(job, show, monitors)
+
+
+def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
+    ledger, job = Ledger(job.search.budget_s, show.began), _with_moves(job)
+    refuse(job.training, "A search")
+    with ledger.reading():
+        pinned = pin(job.table, job.feed, kind=job.model.task)
+        # Trials' processes import Tune's patches when they start.
+        resources = connect(job.cluster, preload=tune_patches.PRELOAD)
+    ledger.started()
+    refits = None if job.search.refit is None else refit.learned(job.training, job.search.refit)
+    _tell_of_splits(pinned, job.feed, show, refits)
+    price = price_of(job, resources)
+    result, version, store = search_and_register(job, show, pinned, price, monitors, ledger)
+    registered = Registered(version, crown_first(store, version), store.uri)
+    test = _test(result.plan, result.best, store)
+    a_second = price.usd_per_device_s if price else None
+    # Models are timed for the page alone, which a budget has no seconds for.
+    timings = ({}, None) if ledger.budget_s is not None else variants.of_result(result)
+    parts = outcome.blocks(result, *timings)
+    page = search_page.write(result, version, store, test, a_second, parts)
+    # From the start of the process, as a budget counts.
+    seconds, device_s = ledger.spent_s, result.device_s
+    spent = Spent(seconds, device_s, price, result.spared.share, result.spared.device_s)
+    runs.log_once(store, result.best.key, spent.logged())
+    best = best_config(result)
+    ledger.lap("ending")
+    return Searched(result, registered, page, best, spent, test, result.used, ledger)
+
+
+def price_of(job: Job, resources: dict[str, float]) -> Price | None:
+    """What the nodes cost, if the configuration says on what it runs."""
+    kind = "GPU" if wants_gpu(job.train, resources) else "CPU"
+    return Price.of(job.cost, nodes(), resources.get(kind, 0.0))
+
+
+def search_and_register(
+    job: Job,
+    show: Show,
+    pinned: Pinned | None = None,
+    price: Price | None = None,
+    monitors: Sequence[Monitor] = (),
+    ledger: Ledger | None = None,
+) -> tuple[SearchResult, ModelVersion, Store]:
+    """The search, its refit if the job asks for one, and the registered model.
+
+    pinned: the job's rows, if they are pinned already. price: of the nodes, for the trials' runs.
+    ledger: the clock of search.budget_s; None: it begins now.
+    """
+    ledger = ledger or Ledger(job.search.budget_s)
+    with ledger.reading():
+        job = job.model_copy(update={"train": feasible.one_worker(job.training).train})
+        # Before a store is made.
+        feasible.check(job.training, job.search, pinned)
+        store = open_store(job.run, job.registry, job.artifacts)
+        if pinned is not None:
+            _tell_of_champion(store, pinned, show)
+    result = search_and_refit(job, show, pinned, monitors, ledger)
+    if not result.is_of_one_refit:
+        telling.finished(monitors, result.plan.job, result.best)
+    children = result.runs(price.usd_per_device_s if price else None)
+    asked = CalledFor("tune", "raypipe tune was called", device_s=result.device_s)
+    if result.refitted or result.shares:
+        # A refit starts from the best trial's weights, and an ensemble's job is its first member's:
+        # what trials started from is the search's to say.
+        asked = asked.behind(job.train.start_from)
+    plan, until = in_time.ending(result, ledger)
+    folders = [result.folder]
+    version = publish(store, plan, result.best, "search", children, folders, asked, until)
+    return result, version, store
+
+
+def search_and_refit(
+    job: Job,
+    show: Show,
+    pinned: Pinned | None = None,
+    monitors: Sequence[Monitor] = (),
+    ledger: Ledger | None = None,
+) -> SearchResult:
+    """The search, and its refit if the job asks for one; nothing is registered.
+
+    pinned, ledger: as `search_and_register` takes them.
+    """
+    ledger = ledger or Ledger(job.search.budget_s)
+    # What is in here cannot look at a clock, until trials run.
+    with ledger.reading():
+        job = job.model_copy(update={"train": feasible.one_worker(job.training).train})
+        pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
+        in_time.begin(job, pinned, ledger)
+        with show.searching(job.train.stopping.metric) as told:
+            listener = telling_trials.standings(monitors, job.training, told)
+            result = tuner.search(job.training, job.search, listener, pinned, ledger)
+
+    def train(again: TrainJob, found: SearchResult, until: float | None) -> SearchResult:
+        return _refitted(again, found, show, monitors, until)
+
+    return in_time.refitted(job, result, ledger, train)
+
+
+def _refitted(
+    again: TrainJob,
+    found: SearchResult,
+    show: Show,
+    monitors: Sequence[Monitor],
+    until: float | None,
+) -> SearchResult:
+    show.say(
+        f"Training {found.trials[0].name} once more, on {again.feed.train} at "
+        f"{again.model.pixels} px: what {again.feed.val} says is no test now"
+    )
+    with show.training(again.train.epochs, again.train.stopping.metric) as told:
+        planned = refit.planned(again, found)
+        epoch = telling.epochs(monitors, planned.job, planned.key, told.epoch)
+        done = refit.refit(planned, found, epoch, told.step, until)
+    # Under the key of its epochs: an ensemble of several refits has another one.
+    telling.finished(monitors, planned.job, done.best)
+    return done
+
+
+def best_config(result: SearchResult) -> Path:
+    """The best trial's job as a file for `raypipe train`, on the table's version that was searched.
+
+    Returns its path.
+    """
+    table = result.job.table.model_copy(update={"version": result.best.version.version})
+    return save(result.job.model_copy(update={"table": table}), result.folder / "best.yaml")
+
+
+def crown_first(store: Store, version: ModelVersion) -> ModelVersion:
+    """The first model becomes champion; a later one has to win against it (raypipe retrain)."""
+    champion = promote.champion(store)
+    if champion is None:
+        # Another training may have been faster: then its model is the first.
+        with suppress(promote.Lost):
+            promote.promote(
+                store, version, expected=None, evidence={"first": version.tags.get(KEY)}
+            )
+        return promote.require_champion(store)
+    return champion
