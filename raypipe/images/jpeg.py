@@ -110,10 +110,11 @@ def _shrink(shorter_px: int, least_px: int | None) -> int:
 
 
 def scans(data: bytes) -> int:
-    """1 if the first scan holds the whole picture. Else all start-of-scan markers, those of previews
-    in the metadata included; the two bytes never follow each other in coded pixels. Behind the
-    picture there may be a film, whose bytes look like markers by chance: where that makes too many,
-    those of the picture alone.
+    """1 if the first scan holds the whole picture.
+
+    Else all start-of-scan markers, those of previews in the metadata included; the two bytes never
+    follow each other in coded pixels. Behind the picture there may be a film, whose bytes look like
+    markers by chance: where that makes too many, those of the picture alone.
     """
     header = _header(data)
     if header is not None and header.one_scan:

@@ -222,9 +222,7 @@ def _places(said_NK: np.ndarray) -> np.ndarray:
     return np.minimum((said_NK * BINS).astype(int), BINS - 1)
 
 
-def _binned(
-    said_NK: np.ndarray, right_NK: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _binned(said_NK: np.ndarray, right_NK: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sums in each bin: (counts, scores, rights)."""
     place = _places(said_NK).ravel()
     counts = np.bincount(place, minlength=BINS)

@@ -21,7 +21,7 @@ from raypipe.models.tasks import Kind
 
 # Images predicted together. Two CPU cores: 49 images/s at 16 a batch, 34 at 64 (caches).
 CPU_BATCH, GPU_BATCH = 16, 256
-# Of larger images fewer. 256 of 1,024 px may not fit a GPU, and on CPUs several tasks embed 16 each.
+# Of larger images fewer: 256 of 1,024 px may not fit a GPU, and on CPUs several tasks embed 16.
 CPU_SIDE_PX, GPU_SIDE_PX = 512, 224
 
 

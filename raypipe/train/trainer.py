@@ -251,7 +251,7 @@ def _read_outcome(result_file: Path) -> Outcome:
 
 
 def _check_own_code(planned: Plan) -> None:
-    """Raise DataError for a `file:` model that no package could hold: hours later it is too late."""
+    """Raise DataError for a `file:` model that no package could hold, before it is trained."""
     job = planned.job
     if not job.model.name.startswith("file:"):
         return
