@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     # A terminal of Latin-1 has no "–" and no "…": a traceback would be all that is shown.
-    with suppress(AttributeError):
+    with suppress(AttributeError, ValueError):
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         if arguments and not arguments[0].startswith("-"):
