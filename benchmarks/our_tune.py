@@ -4,7 +4,7 @@ What our default is, `default_of` says, and nobody else: the preset that a user 
 so many seconds. Whatever a preset becomes is measured.
 
 The search and the refit are the product's own (`work/training.py`), in this process, on its own
-clock (`search/ledger.py`). They end as `raypipe tune` ends them, with one difference. `raypipe tune`
+clock (`search/ledger.py`). They end as `raypipe tune` ends them, with one difference. That command
 also judges, packages and registers the model within its budget, and the peers do nothing of the
 kind.
 So `ours` is no user's default: it is the search of one, with the seconds that a user's registration

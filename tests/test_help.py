@@ -40,7 +40,9 @@ def test_every_command_has_an_example_that_is_shown_whole_and_parsed(path: str, 
         assert raypipe == "raypipe" and command.make_context(path, words)
 
 
-def test_an_option_before_the_command_of_a_group_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_before_the_command_of_a_group_is_not_lost(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """`raypipe sidecars --json pack` printed no JSON."""
     assert main(["sidecars", "--json", "pack", "--only", "nobody"]) == 2
     assert "raypipe sidecars pack --json" in capsys.readouterr().err

@@ -32,8 +32,8 @@ Every verb takes one YAML file and `section.key=value` on the command line. A ve
 sections that it needs. An unknown key is refused. The resolved configuration is saved with each
 run.
 
-Values on the command line are YAML, too: `search.refit=null`, `table.where={{split: train}}`. A text
-that YAML would read as something else is quoted for YAML and for the shell:
+Values on the command line are YAML, too: `search.refit=null`, `table.where={{split: train}}`. A
+text that YAML would read as something else is quoted for YAML and for the shell:
 `run.name='"line #3"'`.
 
 `raypipe config SECTION` prints a section of this page. Editors complete the keys with a JSON

@@ -40,7 +40,7 @@ def test_a_store_that_is_away_is_no_folder_that_was_moved(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     store, version = made
     away = replace(version, uri="http://127.0.0.1:9/api/2.0/mlflow-artifacts/artifacts/a")
-    with pytest.raises(promote.Gone, match="may be away for a while. Run the command again"):
+    with pytest.raises(promote.Gone, match=r"may be away for a while\. Run the command again"):
         promote._files(store, away, str(tmp_path))
     # Of a folder of this machine it is said as before.
     moved = replace(version, uri=(tmp_path / "old place").as_uri())

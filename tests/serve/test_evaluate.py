@@ -287,4 +287,4 @@ def test_a_named_model_is_the_same_evaluation_where_it_was_submitted(
     _, config, overrides, _ = asked[0]
     assert cli("evaluate", *overrides)[0] == 0
     assert asked[1] == asked[0] and config is None
-    assert {"evaluate.table.uri=\"tables/my night\"", words[2]} <= {*overrides}
+    assert {'evaluate.table.uri="tables/my night"', words[2]} <= {*overrides}
