@@ -1,8 +1,8 @@
 """The time to choose an ensemble: who is asked, and on how many images the chosen one is checked.
 
 Heads are asked at once, because their features are there. A fine-tuned trial takes its forward pass
-for each view of each validation image, and the ensemble takes all its networks. Of 180 s, two
-trials of eight views took all that there was, and a search whose heads had an ensemble told none.
+for each view of each validation image, and the ensemble takes all its networks. In a budget of
+180 s, two trials of eight views once took all of this time, and the heads had no ensemble.
 """
 
 from __future__ import annotations

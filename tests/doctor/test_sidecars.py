@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import zipfile
 from pathlib import Path
@@ -73,9 +74,8 @@ def test_an_archive_that_nodes_take_is_looked_at(doctor: Doctor, tmp_path: Path)
     finding = told.findings["sidecar fastdup"]
     assert "is for Python 3.10" in finding["seen"] and "sidecars pack" in finding["way_out"]
     told = doctor(f"cluster.sidecars={fits}", *words)
-    assert (
-        told.findings["sidecar alibi"]["way_out"] == f"RAYPIPE_SIDECARS='{fits}' raypipe sidecars"
-    )
+    way_out = told.findings["sidecar alibi"]["way_out"]
+    assert way_out == f"RAYPIPE_SIDECARS={shlex.quote(str(fits))} raypipe sidecars"
     # A store that is not there, within the doctor's time.
     dead = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ALLOW_HTTP": "true"}
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "canary-in-the-store"}
