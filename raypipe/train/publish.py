@@ -22,7 +22,6 @@ from raypipe.registry import made_by, of_task, package, promote, runs, system_me
 from raypipe.registry.card import HTML, MARKDOWN, html, markdown
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
-from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables import scan
 from raypipe.train import learned, origin, shifted, unseen
 from raypipe.train.described import card
@@ -35,7 +34,7 @@ PARENT = "raypipe.parent"  # NAME/N of the champion that it was to replace
 CODE = "raypipe.code"  # sha256 of the code that made it
 MOST_OF_TAG = 5_000  # characters
 # Of the section registry: what a package says, and no training depends on.
-SAID = "domain", "group", "intended_use", "data_licence", "severity_s"
+SAID = "domain", "group", "intended_use", "data_licence"
 
 # A trial: its name, its parameters, the metrics of its epochs, and what it took.
 Child = tuple[str, dict[str, Any], Sequence[dict[str, float]], dict[str, float]]
@@ -75,13 +74,13 @@ def package_key(job: TrainJob, result: TrainResult) -> str:
     the package says more than that.
 
     So what is named when the training is over makes another package of the same weights. How many
-    images judge it is no part: within a budget a clock decides that.
+    images judge it, and how long shifted copies may take, is no part: within a budget a clock
+    decides that.
     """
     # 2: a temperature that does not help is not kept.
     key = key_of(result.key, "calibrated", 2) if job.model.calibrate else result.key
-    usual = RegistryConfig()
     said = {name: getattr(job.registry, name) for name in SAID}
-    said = {name: value for name, value in said.items() if value != getattr(usual, name)}
+    said = {name: value for name, value in said.items() if value}
     return key_of(key, said) if said else key
 
 
