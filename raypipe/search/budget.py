@@ -59,9 +59,9 @@ FEWEST_EPOCHS = 3
 # At another resolution than the trial's, features have to settle first.
 FEWEST_AT_OTHER_SIDE = 5
 # Epochs that nobody has set are as many as there is time for: with the default of 20, a refit of an
-# hour's budget would leave a third of it unused. More than this many teach nothing more, and a host
-# may be half as fast again as it was while trials ran.
-MOST_EPOCHS, FASTER = 60, 1.5
+# hour's budget would leave a third of it unused. So many at most; and twice as many as fit by the
+# trial's speed, because a refit has more threads, but no fewer than the default.
+MOST_EPOCHS, FASTER, USUAL_EPOCHS = 60, 2, 20
 # A backbone that learned at 64 px is another one at 224 px.
 MOST_LARGER = 2.5
 # Trials have one thread each, and a refit has all of them. EfficientNet-Lite0 with three frozen
@@ -251,7 +251,7 @@ def plan_refit(
         if fewest * epoch_s <= room_s:
             fitting = int(room_s / epoch_s)
             why = f"{fitting} epochs of {epoch_s:.1f} s fit into {room_s:.0f} s ({speed})"
-            most = most_epochs or min(MOST_EPOCHS, int(FASTER * fitting))
+            most = most_epochs or min(MOST_EPOCHS, max(USUAL_EPOCHS, FASTER * fitting))
             return Refit(most, room_s, side_px, why)
         needs = f"{fewest} epochs at {side_px} px need {fewest * epoch_s:.0f} s"
     return f"{needs or 'no resolution fits'}, and {max(0.0, room_s):.0f} s are left ({speed})"

@@ -46,7 +46,8 @@ class Choosing:
                 trial.name,
                 model.pixels,
                 model.mode == "frozen",
-                trial.history[-1],
+                # The fastest epoch: one that the clock has cut is mostly its validation.
+                max(trial.history, key=lambda epoch: epoch.get("images_per_s", 0.0)),
                 len(trial.history),
                 ledger.has_more_threads,
             )
@@ -67,10 +68,14 @@ class Choosing:
 
     def checked(self, members: Collection[str], images: int) -> int | None:
         """Of so many images, those on which an ensemble of these is checked; None: all."""
-        left_s = self.ledger.left_now_s()
+        left_s, budget_s = self.ledger.left_now_s(), self.ledger.budget_s
         models = {name: self.models[name] for name in members if name in self.models}
         image_s = networks.seconds(models, self.speeds, self.ledger.works_per_s)
-        if left_s is None or images * image_s <= CHECKED * left_s:
+        if left_s is None or budget_s is None:
+            return None
+        # What is left may be a refit's.
+        left_s = min(left_s, budget.CHOOSING * budget_s)
+        if images * image_s <= CHECKED * left_s:
             return None
         fitting = max(budget.FEWEST_JUDGED, int(CHECKED * left_s / image_s))
         return fitting if fitting < images else None

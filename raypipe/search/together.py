@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import replace as with_
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -128,13 +129,12 @@ def make(
     checked = None
     if choosing is not None:
         checked = choosing.checked([one.name for one in ensemble.members], len(found.labels_N))
-    scores_NC, labels_N = predicted(ensemble, first.job, pinned, checked)
-    if checked is not None:
-        completed = _completed(scores_NC, labels_N, found, ensemble)
-        if completed is None:
-            log.warning("No ensemble: it has seen other images than its members")
-            return None
-        scores_NC, labels_N = completed, found.labels_N
+    answers = predicted(ensemble, first.job, pinned, checked)
+    scores_NC, labels_N = answers.scores_NC, answers.labels_N
+    sample_S = drawn(len(fetch(data[data_key(first.job)].val.rows)), checked)
+    if sample_S is not None:
+        numbered = answers._replace(samples_N=sample_S[answers.samples_N])
+        scores_NC, labels_N = _completed(numbered, found, ensemble), found.labels_N
     if not chosen.bar.is_passed(judge(scores_NC, labels_N)):
         return None
     objective = objective_of(first.job, data[data_key(first.job)])
@@ -165,6 +165,14 @@ def _within_limits(
     return None
 
 
+class Answers(NamedTuple):
+    """What a model says of images, by their numbers in the split."""
+
+    scores_NC: np.ndarray
+    labels_N: np.ndarray
+    samples_N: np.ndarray
+
+
 @dataclass(frozen=True)
 class Said:
     """What candidates say of the validation images, all in the same order."""
@@ -172,6 +180,8 @@ class Said:
     usable: list[Candidate]
     scores_KNC: list[np.ndarray]
     labels_N: np.ndarray
+    samples_N: np.ndarray
+    """Their numbers in the split. Images that cannot be read are left out."""
 
 
 def said_of(
@@ -182,15 +192,15 @@ def said_of(
 ) -> Said:
     """Those whose weights can be read and are finite, and what they say, in the order as given.
 
-    Those that take no time are asked first: their features are there. From the third one on, nobody
-    is who would take too long.
+    The best one is asked first, because an ensemble has to be better, and then those that take no
+    time: their features are there. From the third one on, nobody is who would take too long.
     """
     images = pinned.counts[candidates[0].job.feed.val]
     is_late = _never if choosing is None else choosing.part()
     takes_s = [0.0 if choosing is None else choosing.asking_s(c.name, images) for c in candidates]
-    heard: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    heard: dict[int, Answers] = {}
     late = 0
-    for place in sorted(range(len(candidates)), key=lambda place: takes_s[place] > 0):
+    for place in sorted(range(len(candidates)), key=lambda place: place > 0 and takes_s[place] > 0):
         one = candidates[place]
         if len(heard) > 1 and is_late(takes_s[place]):
             late += 1
@@ -204,16 +214,16 @@ def said_of(
     if late:
         asked = len(candidates) - late
         log.info("An ensemble is chosen among %d of %d trials", asked, len(candidates))
-    said = Said([], [], np.zeros(0))
+    said = Said([], [], np.zeros(0), np.zeros(0))
     for place in sorted(heard):
-        one, (scores_NC, labels_N) = candidates[place], heard[place]
+        one, (scores_NC, labels_N, samples_N) = candidates[place], heard[place]
         if said.usable and not np.array_equal(labels_N, said.labels_N):
             # Broken images were replaced by others.
             log.warning("%s cannot join an ensemble: it has seen other images", one.name)
             continue
         said.usable.append(one)
         said.scores_KNC.append(scores_NC)
-        said = with_(said, labels_N=labels_N)
+        said = with_(said, labels_N=labels_N, samples_N=samples_N)
     return said
 
 
@@ -222,8 +232,8 @@ def _assembled(one: Candidate, pinned: Pinned) -> Predictor:
     return trainer.assemble(one.job, result)
 
 
-def _on(model: Predictor, job: TrainJob, source: Source) -> tuple[np.ndarray, np.ndarray]:
-    """(scores_NC, labels_N) of the source's images, in the order of their samples."""
+def _on(model: Predictor, job: TrainJob, source: Source) -> Answers:
+    """What the model says of the source's images, in the order of their samples."""
     frozen = job.model.mode == "frozen"
     predictor = model if frozen else model.for_inference()
     feed = Feed(source, source, source.judged_at_once, job.run.seed)
@@ -241,37 +251,33 @@ def _on(model: Predictor, job: TrainJob, source: Source) -> tuple[np.ndarray, np
         feed.close()
     samples_N = np.concatenate(samples)
     order = np.argsort(samples_N, kind="stable")
-    return np.concatenate(scores)[order], fetch(source.rows).labels(samples_N[order])
+    samples_N = samples_N[order]
+    return Answers(np.concatenate(scores)[order], fetch(source.rows).labels(samples_N), samples_N)
 
 
 def predicted(
     model: EnsembleModel, job: TrainJob, pinned: Pinned, most: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """(scores_NC, labels_N) of the ensemble on the validation images, as its package says them.
+) -> Answers:
+    """What the ensemble says of the validation images, as its package says it.
 
-    most: a sample of so many; None: all.
+    most: of a sample of so many, numbered in the sample; None: of all.
     """
     seen = trainer.seen_by(model, job)
     source = trainer.sources(seen, pinned, [seen.feed.val], here=True, most=most)[seen.feed.val]
     return _on(model, seen, source)
 
 
-def _completed(
-    scores_SC: np.ndarray, labels_S: np.ndarray, found: Said, ensemble: EnsembleModel
-) -> np.ndarray | None:
-    """What the ensemble says of a sample of S images, and its members' mean of the others.
-
-    None if broken images were replaced by others than its members have seen.
-    """
-    sample_S = drawn(len(found.labels_N), len(labels_S))
-    if sample_S is None or not np.array_equal(labels_S, found.labels_N[sample_S]):
-        return None
+def _completed(answers: Answers, found: Said, ensemble: EnsembleModel) -> np.ndarray:
+    """What the ensemble says itself of some images, and its members' mean of the others."""
     mean_NC = np.zeros_like(found.scores_KNC[0], dtype=np.float64)
     names = [one.name for one in found.usable]
     for member, share in zip(ensemble.members, ensemble.shares, strict=True):
         mean_NC += share * found.scores_KNC[names.index(member.name)]
-    mean_NC[sample_S] = scores_SC
-    return mean_NC.astype(scores_SC.dtype)
+    # Who has read an image that others could not has no mean to complete.
+    known = np.isin(answers.samples_N, found.samples_N)
+    places = np.searchsorted(found.samples_N, answers.samples_N[known])
+    mean_NC[places] = answers.scores_NC[known]
+    return mean_NC.astype(answers.scores_NC.dtype)
 
 
 def _costs(

@@ -281,7 +281,8 @@ def _planned(
     least_s: what the end takes at least, if it comes to nothing.
     """
     file = found.folder / PLAN
-    asked = to_json(job.search.refit)
+    own = job.train.epochs if "epochs" in job.train.model_fields_set else None
+    asked = to_json(job.search.refit if own is None else [job.search.refit, own])
     if file.exists():
         kept = json.loads(file.read_text())
         if kept.pop("asked") == asked:
@@ -299,8 +300,8 @@ def _planned(
         _time(found, sides[0], ledger)
     images = sum(pinned.counts[split] for split in {job.feed.train, job.feed.val})
     # The job's, of which trials may have had fewer (space/defaults.py), unless they drew them.
-    own = job.train.epochs if "epochs" in job.train.model_fields_set else None
-    most = wanted.get("train.epochs", found.trials[0].changes.get("train.epochs", own))
+    set_to = wanted.get("train.epochs", found.trials[0].changes.get("train.epochs", own))
+    most = None if set_to is None else int(set_to)
     if found.job.train.solver != "steps":
         most = 1  # a head is fitted at once
     trials = len(found.trials)

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace as with_
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,7 @@ def test_what_is_written_says_the_weighted_mean(
     )
     model = trainer.assemble(one.job, result)
     assert isinstance(model, EnsembleModel) and model.side_px == 48
-    scores_NC, labels_N = together.predicted(model, one.job, pinned)
+    scores_NC, labels_N, _ = together.predicted(model, one.job, pinned)
     picked_N = scores_NC[np.arange(len(labels_N)), labels_N]
     assert -np.log(picked_N).mean() == pytest.approx(found.metrics["val_loss"], rel=1e-4)
 
@@ -267,7 +268,7 @@ def test_the_result_of_a_search_is_its_ensemble(
 def test_who_would_take_too_long_is_not_asked(
     job: TrainJob, pinned: Pinned, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The best one has eight views, and its images take a second each; a head's are there."""
+    """One has eight views, and its images take a second each; a head's are there."""
     slow = candidate(job, tmp_path, 1, **{"model.views": 8, "model.side_px": 32})
     one = candidate(job, tmp_path, 3, **{"model.side_px": 32})
     two = candidate(job, tmp_path, 6, **{"model.side_px": 48})
@@ -289,10 +290,28 @@ def test_who_would_take_too_long_is_not_asked(
     assert together.said_of([slow, one, two], pinned, data, choosing).usable == [slow, one, two]
     clock[0] = 3600 - ledger.ending(1, None).seconds - 20
     with caplog.at_level("INFO", "raypipe"):
-        said = together.said_of([slow, one, two], pinned, data, choosing)
+        said = together.said_of([one, slow, two], pinned, data, choosing)
     assert said.usable == [one, two] and "among 2 of 3 trials" in caplog.text
-    # Two are asked in any case.
-    assert together.said_of([slow, one], pinned, data, choosing).usable == [slow, one]
+    # The best one is asked in any case: an ensemble has to be better. And two are.
+    assert together.said_of([slow, one, two], pinned, data, choosing).usable == [slow, one, two]
+    assert together.said_of([one, slow], pinned, data, choosing).usable == [one, slow]
+
+
+def test_a_sample_is_put_in_its_place_beside_images_that_nobody_can_read() -> None:
+    """Of five images number 1 is broken. The sample is 2 and 4, and 1 for whom it is not."""
+    members_KNC = [np.full((4, 2), value) for value in (0.2, 0.6)]
+    found = together.Said(
+        [Candidate(name, None, "") for name in "ab"],  # type: ignore[arg-type]
+        members_KNC,
+        np.array([0, 1, 0, 1]),
+        np.array([0, 2, 3, 4]),
+    )
+    own = np.array([[0.0, 1.0], [0.1, 0.9], [0.3, 0.7]], np.float32)
+    answers = together.Answers(own, np.array([1, 1, 1]), np.array([1, 2, 4]))
+    members = [SimpleNamespace(name=name) for name in "ab"]
+    ensemble: Any = SimpleNamespace(members=members, shares=(0.75, 0.25))
+    scores_NC = together._completed(answers, found, ensemble)
+    assert np.allclose(scores_NC, [[0.3, 0.3], [0.1, 0.9], [0.3, 0.3], [0.3, 0.7]])
 
 
 def test_an_ensemble_without_time_is_checked_on_a_sample(
@@ -317,8 +336,8 @@ def test_an_ensemble_without_time_is_checked_on_a_sample(
     result = TrainResult("k", pinned.version, pinned.classes, {}, (), 0, found.checkpoint, 0.0)
     model = trainer.assemble(one.job, result)
     assert isinstance(model, EnsembleModel)
-    own_NC, labels_N = together.predicted(model, one.job, pinned)
-    some_SC, labels_S = together.predicted(model, one.job, pinned, found.checked)
+    own_NC, labels_N, _ = together.predicted(model, one.job, pinned)
+    some_SC, labels_S, _ = together.predicted(model, one.job, pinned, found.checked)
     sample_S = drawn(images, found.checked)
     assert sample_S is not None and np.array_equal(labels_S, labels_N[sample_S])
     assert np.allclose(some_SC, own_NC[sample_S], atol=1e-5)
