@@ -23,6 +23,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from raypipe.train.settings import TrainConfig
+
 # Ending without images: at least FLOOR_S, and this part of the seconds that the start took. CLOSING
 # is what remains to be done after a message: the cluster's end.
 FLOOR_S = 7.0
@@ -59,9 +61,10 @@ FEWEST_EPOCHS = 3
 # At another resolution than the trial's, features have to settle first.
 FEWEST_AT_OTHER_SIDE = 5
 # Epochs that nobody has set are as many as there is time for: with the default of 20, a refit of an
-# hour's budget would leave a third of it unused. So many at most; and twice as many as fit by the
-# trial's speed, because a refit has more threads, but no fewer than the default.
-MOST_EPOCHS, FASTER, USUAL_EPOCHS = 60, 2, 20
+# hour's budget would leave a third of it unused. So many at most. A refit may be faster than its
+# trial was, so twice as many as fit are allowed, and no fewer than the default.
+MOST_EPOCHS, FASTER = 60, 2
+USUAL_EPOCHS: int = TrainConfig.model_fields["epochs"].default
 # A backbone that learned at 64 px is another one at 224 px.
 MOST_LARGER = 2.5
 # Trials have one thread each, and a refit has all of them. EfficientNet-Lite0 with three frozen

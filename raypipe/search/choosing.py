@@ -69,10 +69,10 @@ class Choosing:
     def checked(self, members: Collection[str], images: int) -> int | None:
         """Of so many images, those on which an ensemble of these is checked; None: all."""
         left_s, budget_s = self.ledger.left_now_s(), self.ledger.budget_s
-        models = {name: self.models[name] for name in members if name in self.models}
-        image_s = networks.seconds(models, self.speeds, self.ledger.works_per_s)
         if left_s is None or budget_s is None:
             return None
+        models = {name: self.models[name] for name in members}
+        image_s = networks.seconds(models, self.speeds, self.ledger.works_per_s)
         # What is left may be a refit's.
         left_s = min(left_s, budget.CHOOSING * budget_s)
         if images * image_s <= CHECKED * left_s:

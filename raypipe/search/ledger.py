@@ -139,8 +139,8 @@ class Ledger:
         if self.budget_s is None:
             return Ending(0, self.start_s, trials)
         rate = self.rate(speed)
-        # An ensemble's other networks have views of their own.
-        # As many as have reported, so far; and a guess of a guess would be too much.
+        # An ensemble's other networks have views of their own. They are as many as trials have
+        # reported, so far; before the first one, a guess of a guess would be too much.
         others = min(self.others, max(0, trials - 1)) if speed is not None else 0
         others_s = others / rate + self.others_s / self.views
         together = 1 / (1 / rate + others_s)

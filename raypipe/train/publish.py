@@ -79,8 +79,7 @@ def package_key(job: TrainJob, result: TrainResult) -> str:
     """
     # 2: a temperature that does not help is not kept.
     key = key_of(result.key, "calibrated", 2) if job.model.calibrate else result.key
-    said = {name: getattr(job.registry, name) for name in SAID}
-    said = {name: value for name, value in said.items() if value}
+    said = {name: value for name in SAID if (value := getattr(job.registry, name))}
     return key_of(key, said) if said else key
 
 

@@ -200,7 +200,7 @@ def test_an_address_that_every_verb_refuses_is_not_well(
 def test_a_folder_that_nobody_may_look_into_is_one_above_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of run.dir=/root/x the doctor said that the check was a mistake of raypipe's."""
+    """Of one in another user's home the doctor said that the check was a mistake of raypipe's."""
     own = Path.is_dir
 
     def forbidden(path: Path) -> bool:
