@@ -126,6 +126,13 @@ def block(start: str) -> str:
     return found
 
 
+def test_every_record_of_a_measurement_is_in_their_list() -> None:
+    records = ROOT / "benchmarks" / "results"
+    listed = (records / "README.md").read_text()
+    missing = [f.name for f in records.glob("2*.md") if f"]({f.name})" not in listed]
+    assert not missing
+
+
 def test_there_is_something_to_check() -> None:
     assert len(YAMLS) >= 3 and len(CODE) >= 5 and (ROOT / "README.md") in PAGES
 
