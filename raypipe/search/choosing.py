@@ -49,7 +49,7 @@ class Choosing:
                 # The fastest epoch: one that the clock has cut is mostly its validation.
                 max(trial.history, key=lambda epoch: epoch.get("images_per_s", 0.0)),
                 len(trial.history),
-                ledger.has_more_threads,
+                ledger.forecast.has_more_threads,
             )
             if speed is not None:
                 speeds[name] = speed
@@ -72,7 +72,7 @@ class Choosing:
         if left_s is None or budget_s is None:
             return None
         models = {name: self.models[name] for name in members}
-        image_s = networks.seconds(models, self.speeds, self.ledger.works_per_s)
+        image_s = networks.seconds(models, self.speeds, self.ledger.forecast.works_per_s)
         # What is left may be a refit's.
         left_s = min(left_s, budget.CHOOSING * budget_s)
         if images * image_s <= CHECKED * left_s:

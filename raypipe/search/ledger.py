@@ -1,6 +1,7 @@
 """The clock of a search with a budget: what each phase was to take and took, and when it is over.
 
-One `Ledger` goes with a verb from its first line to its last. budget.py decides from its numbers.
+One `Ledger` goes with a verb from its first line to its last. forecast.py says what the end will
+take, and budget.py decides from these numbers.
 A search without `search.budget_s` has a ledger too, which only counts.
 
 A phase that cannot look at a clock (a read, a decode, the cluster's start) is interrupted by a
@@ -21,6 +22,7 @@ from raypipe.errors import RaypipeError
 from raypipe.files import owned
 from raypipe.search import budget
 from raypipe.search.budget import Ending, Speed
+from raypipe.search.forecast import Forecast
 from raypipe.timer import Alarm, interrupted
 from raypipe.train.stopping import OF_BUDGET
 
@@ -62,37 +64,7 @@ class Ledger:
         self.phases: dict[str, Phase] = {}
         self.refit_share = 0.0
         self.refits = False
-        self.splits: tuple[int, ...] = ()
-        """How many images validation and test have."""
-        self.tests = 0
-        """How many test has: they alone judge a refit, which has learned from validation."""
-        self.views = 1
-        """Predictions of an image."""
-        self.judged_images: int | None = None
-        """Of a split, at most."""
-        self.combined = 0
-        """Predictions by single trials that the choice of an ensemble still needs."""
-        self.chosen = 0
-        """And predictions by the ensemble itself."""
-        self.others = 0
-        """Networks beside the leading trial's that the model may run, each as fast as that one."""
-        self.others_s = 0.0
-        """What an image takes of those of the model's networks that are as fast as they are."""
-        self.again_s = 0.0
-        """To fit heads again, on validation images too; 0: none, or they are fitted."""
-        self.has_more_threads = False
-        """Than a trial, has what predicts when trials have ended."""
-        self.timed: dict[str, float] = {}
-        """Predictions a second of a trial's network when trials have ended, at the trial's own
-        side: timed, and no guess from its epochs."""
-        self.works_per_s: float | None = None
-        """Images of work 1 (contenders.py) a second, as far as it was measured."""
-        self.shifted = 0
-        """Predictions of shifted copies that are wanted."""
-        self.least_shifted = 0
-        """Fewer of them are of no use."""
-        self.embedded_per_s: float | None = None
-        """Images a second that a frozen backbone embedded, for all trials together."""
+        self.forecast = Forecast()
         self.start_s = 0.0
         self.notes: list[str] = []
         self.waits_for: Path | None = None
@@ -132,49 +104,10 @@ class Ledger:
     def ending(
         self, trials: int, speed: Speed | None, refit: bool = False, fewest: bool = False
     ) -> Ending:
-        """What the end is expected to take, from what was measured so far.
-
-        refit: that of one. fewest: if as few images judge the model as may.
-        """
+        """What the end is expected to take (forecast.py); without a budget nothing is expected."""
         if self.budget_s is None:
             return Ending(0, self.start_s, trials)
-        rate = self.rate(speed)
-        # An ensemble's other networks have views of their own. They are as many as trials have
-        # reported, so far; before the first one, a guess of a guess would be too much.
-        others = min(self.others, max(0, trials - 1)) if speed is not None else 0
-        others_s = others / rate + self.others_s / self.views
-        together = 1 / (1 / rate + others_s)
-        wanted = self.judged_images
-        if fewest:
-            wanted = min(budget.FEWEST_JUDGED, wanted or budget.FEWEST_JUDGED)
-        most = budget.judged_images(self.budget_s, together, self.views, wanted)
-        splits = (self.tests,) if refit and self.tests else self.splits
-        judged = self.views * sum(min(most, images) for images in splits)
-        choosing_s = self.combined / rate + self.views * self.chosen / together
-        if self.combined:
-            choosing_s = max(budget.LEAST_CHOOSING_S, choosing_s)
-        between_s = min(budget.CHOOSING * self.budget_s, choosing_s)
-        if speed is not None:
-            between_s += self.again_s  # before, a refit is not yet planned with
-        return Ending(
-            judged,
-            self.start_s,
-            trials,
-            rate,
-            shifted=self.views * self.shifted,
-            least_shifted=self.views * self.least_shifted,
-            most_shifted_s=budget.SHIFTED * self.budget_s,
-            others_s=others_s,
-            between_s=between_s,
-        )
-
-    def rate(self, speed: Speed | None) -> float:
-        """Images a second that one prediction of the model takes, as far as it was measured."""
-        if speed is not None and speed.trial in self.timed:
-            return self.timed[speed.trial]
-        if speed is not None and speed.forward_images_per_s is not None:
-            return speed.forward_images_per_s
-        return self.embedded_per_s or self.works_per_s or budget.GUESSED_IMAGES_PER_S
+        return self.forecast.ending(self.budget_s, self.start_s, trials, speed, refit, fewest)
 
     def trials_begin(self, embedded: int = 0) -> None:
         """All images are read: from now on trials look at the clock, and no alarm interrupts them.
@@ -185,7 +118,7 @@ class Ledger:
         self._end_alarms()
         took_s = self.lap("reading")
         if embedded:
-            self.embedded_per_s = embedded / max(took_s, 1e-3)
+            self.forecast.embedded_per_s = embedded / max(took_s, 1e-3)
         self._trials_began = self.spent_s
         if self.is_over(1, None):
             # To start trials and to stop them again would take seconds that are not there.
@@ -235,7 +168,8 @@ class Ledger:
         if self.budget_s is None:
             return None
         guessed = self.ending(1, None)
-        ending = replace(guessed, images_per_s=images_per_s, judged=guessed.judged // self.views)
+        judged = guessed.judged // self.forecast.views
+        ending = replace(guessed, images_per_s=images_per_s, judged=judged)
         return budget.usable(self.budget_s) - self.spent_s - ending.least_s
 
     def left_now_s(self) -> float | None:

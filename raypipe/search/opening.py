@@ -142,16 +142,17 @@ def _expect(ledger: Ledger, job: TrainJob, cfg: SearchConfig, first: FirstAnswer
 
     Who becomes a member is not known yet: the networks that take longest, beside a trial's.
     """
-    ledger.works_per_s = first.works_per_s
+    forecast = ledger.forecast
+    forecast.works_per_s = first.works_per_s
     if cfg.ensemble < 2 or not first.trials:
         return
     models = [replace(job, trial.changes).model for trial in first.trials]
-    ledger.others_s = networks.heads_s(models, cfg.ensemble - 1, first.works_per_s)
-    ledger.others = max(0, ledger.others - len(models))
+    forecast.others_s = networks.heads_s(models, cfg.ensemble - 1, first.works_per_s)
+    forecast.others = max(0, forecast.others - len(models))
     if ledger.refits:
         # As if they took equally long: the slow ones may not be chosen.
         mean_s = fmean(trial.seconds for trial in first.trials)
-        ledger.again_s = budget.again_s([mean_s] * min(len(models), cfg.ensemble - 1))
+        forecast.again_s = budget.again_s([mean_s] * min(len(models), cfg.ensemble - 1))
 
 
 def end_with(

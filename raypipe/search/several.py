@@ -34,7 +34,7 @@ def ensemble(
     joining = together.candidates(job, trials, cfg, checkpoint)
     choosing = Choosing.of(ledger, {one.name: one.job.model for one in joining}, trials)
     # Its seconds were a part of the ending.
-    ledger.combined = ledger.chosen = 0
+    ledger.forecast.combined = ledger.forecast.chosen = 0
     try:
         with ledger.reading(is_answered=True, phase="ensemble"):
             found = together.make(joining, cfg, pinned, data, folder, choosing)
@@ -69,7 +69,7 @@ def soup_of_best(
     alike = [trial for trial in drawn if data_key(replace(job, trial.changes)) == key]
     rule = job.train.stopping
     # Its seconds were a part of the ending.
-    ledger.combined = max(0, ledger.combined - most * pinned.counts[job.feed.val])
+    ledger.forecast.combined = max(0, ledger.forecast.combined - most * pinned.counts[job.feed.val])
     try:
         with ledger.reading(is_answered=True, phase="soup"):
             soup.make(

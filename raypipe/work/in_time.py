@@ -46,22 +46,23 @@ Train = Callable[[TrainJob, SearchResult, float | None], SearchResult]
 
 def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
     """Tell the ledger what the end will be about."""
-    ledger.has_more_threads = _has_more_threads(job.training)
-    ledger.splits = tuple(pinned.counts[split] for split in {job.feed.val, job.feed.test})
-    ledger.tests = pinned.counts[job.feed.test]
-    ledger.views = job.model.views
+    forecast = ledger.forecast
+    forecast.has_more_threads = _has_more_threads(job.training)
+    forecast.splits = tuple(pinned.counts[split] for split in {job.feed.val, job.feed.test})
+    forecast.tests = pinned.counts[job.feed.test]
+    forecast.views = job.model.views
     if job.search.ensemble > 1:
         # It takes as long as its members, and its candidates predict validation images.
-        ledger.others = job.search.ensemble - 1
-        ledger.chosen = pinned.counts[job.feed.val]
-        ledger.combined = 2 * job.search.ensemble * ledger.chosen
+        forecast.others = job.search.ensemble - 1
+        forecast.chosen = pinned.counts[job.feed.val]
+        forecast.combined = 2 * job.search.ensemble * forecast.chosen
     if job.search.soup > 1:
-        ledger.combined += job.search.soup * pinned.counts[job.feed.val]
-    ledger.judged_images = job.registry.judged_images
+        forecast.combined += job.search.soup * pinned.counts[job.feed.val]
+    forecast.judged_images = job.registry.judged_images
     if job.model.task == "single_label":
         images = job.registry.severity_images
-        ledger.shifted = images * len(shifts.KINDS)
-        ledger.least_shifted = min(images, shifted.LEAST_COPIED) * len(shifts.KINDS)
+        forecast.shifted = images * len(shifts.KINDS)
+        forecast.least_shifted = min(images, shifted.LEAST_COPIED) * len(shifts.KINDS)
 
 
 def speed_of(found: SearchResult, name: str | None = None) -> Speed | None:
@@ -83,18 +84,19 @@ def _expect(found: SearchResult, members: Sequence[Trial], ledger: Ledger) -> Sp
 
     That is the first fine-tuned one: only its side may change.
     """
-    ledger.others = ledger.combined = ledger.chosen = 0
+    forecast = ledger.forecast
+    forecast.others = forecast.combined = forecast.chosen = 0
     names = [trial.name for trial in members]
     models = {name: found.models[name] for name in names}
     measured = {name: speed_of(found, name) for name in names}
     speeds = {name: speed for name, speed in measured.items() if speed is not None}
     leader = next((name for name in names if models[name].mode != "frozen"), names[0])
-    ledger.views = models[leader].views
-    ledger.others_s = networks.others_s(models, speeds, leader, ledger.works_per_s)
+    forecast.views = models[leader].views
+    forecast.others_s = networks.others_s(models, speeds, leader, forecast.works_per_s)
     speed = speeds.get(leader)
     if speed is None or models[leader].mode != "frozen":
         return speed
-    return networks.of_head(speed, models[leader], ledger.works_per_s)
+    return networks.of_head(speed, models[leader], forecast.works_per_s)
 
 
 def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> SearchResult:
@@ -112,7 +114,7 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
         return _as_it_was(found, ledger, again)
     if refit_together.is_of_several(found, again):
         return _refitted_together(job, wanted, found, again, ledger, train)
-    ledger.again_s = 0.0
+    ledger.forecast.again_s = 0.0
     over = _over_limits(job, found, ledger)
     if over:
         return _as_it_was(found, ledger, over)
@@ -135,7 +137,7 @@ def _refitted_together(
     if side is not None:
         wanted = wanted | {"model.side_px": side}
     # Where it comes to nothing, all members predict. Its own is the one whose side may change.
-    ledger.again_s = 0.0
+    ledger.forecast.again_s = 0.0
     names = {*(found.members or [found.trials[0].name]), *again.shares}
     members = _named(found, names, again.tuned)
     left_s = ledger.left_s(len(found.trials), _expect(found, members, ledger))
@@ -156,12 +158,12 @@ def _refitted_together(
         return _as_it_was(found, ledger, trained)
     if again.tuned is not None:
         member = refit_together.alone(found, again.tuned)
-        ledger.again_s = budget.TOGETHER_S
+        ledger.forecast.again_s = budget.TOGETHER_S
         least_s = _least_s(found, members, ledger)
         # Members that leave do not predict.
         _expect(found, _named(found, again.shares, again.tuned), ledger)
         tuned = _refitted_alone(job, wanted, member, ledger, train, least_s)
-        ledger.again_s = 0.0
+        ledger.forecast.again_s = 0.0
         if not tuned.refitted:
             left = refit_together.without_rival(found, again, trained)
             if left.refitted:
@@ -329,7 +331,7 @@ def _time(found: SearchResult, side_px: int, ledger: Ledger) -> None:
     model = found.job.model
     asked = model.model_copy(update={"side_px": side_px})
     rate = variants.predictions_per_s(asked, len(found.pinned.classes))
-    ledger.timed[found.trials[0].name] = rate * (asked.pixels / model.pixels) ** 2
+    ledger.forecast.timed[found.trials[0].name] = rate * (asked.pixels / model.pixels) ** 2
 
 
 def _has_more_threads(job: TrainJob) -> bool:
@@ -344,7 +346,7 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
 
     And when shifted copies have to be done, of time.monotonic; None: when they are done.
     """
-    plan = found.plan
+    plan, forecast = found.plan, ledger.forecast
     if ledger.budget_s is None:
         return plan, None
     leading = [trial for trial in found.trials if trial.name in found.again] or found.trials[:1]
@@ -354,22 +356,22 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
         expected = expected.at(found.job.model.pixels / speed.side_px)
     ledger.plan("ending", expected.seconds, str(expected))
     rate, registry = 1 / expected.prediction_s, plan.job.registry
-    most = budget.judged_images(ledger.budget_s, rate, ledger.views, registry.judged_images)
+    most = budget.judged_images(ledger.budget_s, rate, forecast.views, registry.judged_images)
     if "refit" in ledger.phases and not found.refitted:
         # It came to nothing. It left time for an end with as few images as may be.
         most = max(budget.FEWEST_JUDGED, min(most, _fitting(ledger, expected)))
-        judged = ledger.views * sum(min(most, images) for images in ledger.splits)
+        judged = forecast.views * sum(min(most, images) for images in forecast.splits)
         expected = with_(expected, judged=judged)
     changes: dict[str, float | int] = {}
-    if most < max(ledger.splits, default=0):
+    if most < max(forecast.splits, default=0):
         changes["registry.judged_images"] = most
         ledger.notes.append(f"{most} images of a split judge the model: {rate:.0f} a second")
     until_s = budget.usable(ledger.budget_s) - ledger.spent_s - expected.fixed_s
     left_s = until_s - expected.judged_s - expected.fit_s
-    if ledger.shifted and left_s < expected.least_shifted_s:
+    if forecast.shifted and left_s < expected.least_shifted_s:
         changes["registry.severity_images"] = 0
         ledger.notes.append("No time for shifted copies: drift checks estimate no accuracy")
-    elif ledger.shifted:
+    elif forecast.shifted:
         changes["registry.severity_s"] = min(registry.severity_s, left_s)
     plan = with_(plan, job=replace(plan.job, changes)) if changes else plan
     return plan, time.monotonic() + until_s
@@ -378,6 +380,6 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
 def _fitting(ledger: Ledger, expected: Ending) -> int:
     """Images of each split for whose predictions there is time."""
     left_s = ledger.left_before_s(expected.fixed_s) or 0.0
-    splits = sum(1 for images in ledger.splits if images) or 1
-    each_s = (1 + budget.ENDING_MARGIN) * expected.prediction_s * ledger.views * splits
+    splits = sum(1 for images in ledger.forecast.splits if images) or 1
+    each_s = (1 + budget.ENDING_MARGIN) * expected.prediction_s * ledger.forecast.views * splits
     return int(max(0.0, left_s) / each_s)

@@ -50,7 +50,7 @@ def ledger(budget_s: float = 60.0, **more: Any) -> tuple[Ledger, Clock]:
     clock = Clock()
     made = Ledger(budget_s, clock=clock)
     for name, value in more.items():
-        setattr(made, name, value)
+        setattr(made.forecast if hasattr(made.forecast, name) else made, name, value)
     return made, clock
 
 
@@ -136,7 +136,7 @@ def test_a_refit_is_judged_by_test_images_alone() -> None:
     made, _ = ledger(splits=(400, 600), tests=600, start_s=8.0)
     whole, refit = made.ending(1, SPEED), made.ending(1, SPEED, refit=True)
     assert (whole.judged, refit.judged) == (1000, 600)
-    made.tests = 0
+    made.forecast.tests = 0
     assert made.ending(1, SPEED, refit=True).judged == 1000, "the table has no test images"
 
     def room_s(without_s: float) -> float:
@@ -151,7 +151,7 @@ def test_a_refit_is_judged_by_test_images_alone() -> None:
 def test_a_refit_leaves_time_for_an_end_that_few_images_judge() -> None:
     made, clock = ledger(1000.0, splits=(400, 600), views=8)
     assert made.ending(1, SPEED, fewest=True).judged == 8 * 2 * budget.FEWEST_JUDGED
-    made.judged_images = 50
+    made.forecast.judged_images = 50
     assert made.ending(1, SPEED, fewest=True).judged == 8 * 2 * 50
     # It came to nothing, and 95 s are left: as many images judge as there is time for.
     clock.now += 900
@@ -192,7 +192,7 @@ def test_the_end_is_estimated_again_with_each_trial_and_each_measurement() -> No
     slow = replace(SPEED, forward_images_per_s=10.0)
     # A split that takes too long is sampled, so the end stays below a share of the budget.
     assert made.ending(0, slow).judged == 2 * budget.FEWEST_JUDGED
-    made.embedded_per_s = 80.0
+    made.forecast.embedded_per_s = 80.0
     assert made.ending(0, replace(SPEED, forward_images_per_s=None)).images_per_s == 80.0
     clock.now += 20
     made.started()
@@ -274,17 +274,17 @@ def test_the_choice_of_an_ensemble_is_a_part_of_the_ending_until_it_begins() -> 
     assert made.ending(2, SPEED).prediction_s == pytest.approx(2 / 300), "nobody else has a network"
     slow = replace(SPEED, forward_images_per_s=30.0)
     assert made.ending(10, slow).between_s == budget.CHOOSING * 600, "among fewer, then"
-    made.combined = made.chosen = 5
+    made.forecast.combined = made.forecast.chosen = 5
     assert made.ending(10, SPEED).between_s == 5, (
         "candidates are read, however few images there are"
     )
-    made.combined, made.chosen = 7000, 1000
-    made.again_s = 20.0
+    made.forecast.combined, made.forecast.chosen = 7000, 1000
+    made.forecast.again_s = 20.0
     assert made.ending(10, slow).between_s == budget.CHOOSING * 600 + 20
-    made.again_s = 0.0
+    made.forecast.again_s = 0.0
     clock.now += 560
     assert made.is_over(10, SPEED)  # trials end early enough
-    made.combined = made.chosen = 0
+    made.forecast.combined = made.forecast.chosen = 0
     with made.reading(is_answered=True):
         pass
     clock.now += 30

@@ -134,7 +134,7 @@ def test_a_first_answer_that_wins_is_fitted_again_on_both_splits(
     assert result.reached[-1].value == result.trials[0].metric
     assert {one.by[: len(FIRST)] for one in result.reached} == {FIRST}
     # Its images are no evidence of how fast trials' are embedded: the clock stood still.
-    assert ledger.embedded_per_s is None
+    assert ledger.forecast.embedded_per_s is None
 
 
 @pytest.mark.usefixtures("ray_session")

@@ -227,7 +227,7 @@ def test_all_members_are_trained_again_or_none(
     alone = in_time._refitted_alone
 
     def spied(*given: Any) -> SearchResult:
-        others_s.append(ledger.others_s)
+        others_s.append(ledger.forecast.others_s)
         return alone(*given)
 
     monkeypatch.setattr(in_time, "_refitted_alone", spied)
@@ -242,7 +242,9 @@ def test_all_members_are_trained_again_or_none(
     (trained,) = {values["RunId"] for values in told if values["Kind"] == "epoch"}
     assert len(ended) == len(set(ended)) == 3 and {trained, result.best.key} < set(ended)
     assert str(version).endswith("/2") and ledger.notes == [] and result.refitted
-    assert others_s == [ledger.others_s], "the trial that leaves takes no time of the refit"
+    assert others_s == [ledger.forecast.others_s], (
+        "the trial that leaves takes no time of the refit"
+    )
     tuned, head = result.members
     assert head.startswith(FIRST) and tuned.startswith("trial-") and result.again == result.members
     assert result.shares == pytest.approx((0.5, 0.5))

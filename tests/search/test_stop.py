@@ -349,7 +349,7 @@ def test_each_time_that_the_best_became_better_is_remembered() -> None:
 def test_a_budget_for_everything_stops_trials_when_the_rest_is_needed() -> None:
     now, over = [0.0], []
     ledger = Ledger(100.0, 0.0, lambda: now[0])
-    ledger.splits, ledger.on_over = (500, 500), lambda: over.append(now[0])
+    ledger.forecast.splits, ledger.on_over = (500, 500), lambda: over.append(now[0])
     seen = Monitor(16, "val_accuracy", "max", SearchStoppingConfig(), 1.0, ledger=ledger)
     stop = Stop(seen)
     now[0] = 8.0

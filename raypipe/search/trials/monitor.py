@@ -235,7 +235,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         is_frozen = changes.get("model.mode", self._model.mode) == "frozen"
         name = trial_checkpoints.name_of(trial.path)
         epochs = result["training_iteration"]
-        more = self._ledger is not None and self._ledger.has_more_threads
+        more = self._ledger is not None and self._ledger.forecast.has_more_threads
         found = budget.speed_of(name, side_px, is_frozen, result, epochs, more)
         self.speed = found or self.speed
 
