@@ -204,6 +204,11 @@ def closing_s(start_s: float) -> float:
     return max(2.0, CLOSING * start_s)
 
 
+def clocked_s(left_s: float) -> float:
+    """What a training by the clock that begins now has of the seconds before the ending."""
+    return max(1.0, CLOCKED * left_s - TRIAL_START_S)
+
+
 def again_s(fitted_s: Sequence[float]) -> float:
     """To fit heads again that took so many seconds each, and to put an ensemble together."""
     return TOGETHER_S + sum(EACH_AGAIN_S + FIT_AGAIN * seconds for seconds in fitted_s)

@@ -6,6 +6,7 @@ import hashlib
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from dataclasses import replace as with_
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from raypipe.config import replace
+from raypipe.config import replace, to_json
 from raypipe.errors import DataError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.feed.rows import drawn
@@ -25,6 +26,7 @@ from raypipe.models.zoo import ImageModel
 from raypipe.registry import promote
 from raypipe.registry.store import open_store
 from raypipe.search import budget, finished, together, trial_files
+from raypipe.search import page as search_page
 from raypipe.search.budget import Speed
 from raypipe.search.choosing import Choosing
 from raypipe.search.greedy import Bar, Ensemble, by_metric
@@ -33,7 +35,7 @@ from raypipe.search.ledger import Ledger
 from raypipe.search.limits import Variant
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space.space import Space
-from raypipe.search.together import Candidate
+from raypipe.search.together import Candidate, Together
 from raypipe.search.trials.trial import data_key
 from raypipe.train import checkpoint, trainer
 from raypipe.train.job import TrainJob, TrainResult
@@ -381,3 +383,17 @@ def test_a_search_ends_with_the_choice_of_an_ensemble(
     assert all(trial.kept for trial in found.trials)
     assert len(found.members) in (0, 2) and len(found.members) == len(found.shares)
     assert search(job).best == found.best and len(asked) == 1
+
+    # A choice that was checked on a sample says so to whoever takes the result up.
+    folder, (one, two) = found.folder, found.trials[:2]
+    shutil.copytree(str(one.checkpoint), folder / together.WEIGHTS, dirs_exist_ok=True)
+    chosen = Together((one.name, two.name), (0.5, 0.5), found.best.metrics, 0.1, "", 30)
+    (folder / together.FILE).write_text(to_json(asdict(chosen)))
+    ledger = Ledger(60.0)
+    again = search(job, ledger=ledger)
+    assert found.pinned is not None and found.checked is None
+    images = found.pinned.counts[job.feed.val]
+    assert again.checked == (30, images)
+    assert ledger.notes == [f"The ensemble was checked on 30 of {images:,} validation images"]
+    facts: Any = dict(search_page._facts(again, "cells/1", {}, None))  # type: ignore[arg-type]
+    assert facts["Checked"] == f"when it was chosen, on 30 of {images:,} validation images"

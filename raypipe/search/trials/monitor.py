@@ -300,7 +300,8 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         standings.sort(key=lambda standing: sign * standing.best)
         # At its end a search stops hundreds of trials that never began: they are finished, too.
         ended = [t for t in trials if t.is_finished() and t.trial_id in self._has_ended]
-        self._listener(len(ended), self._total, standings)
+        # One that diverged may have a follower.
+        self._listener(len(ended), max(self._total, len(trials)), standings)
 
     def _standing(self, trial: Any) -> Standing:
         """The trial's line, made again only if it changed."""
