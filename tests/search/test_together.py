@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 import shutil
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict
 from dataclasses import replace as with_
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +24,7 @@ from raypipe.feed.dataset import Pinned, pin
 from raypipe.feed.rows import drawn
 from raypipe.job import Job
 from raypipe.models.ensemble import EnsembleModel
-from raypipe.models.zoo import ImageModel
+from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry import promote
 from raypipe.registry.store import open_store
 from raypipe.search import budget, finished, together, trial_files
@@ -352,6 +354,33 @@ def test_an_ensemble_without_time_is_checked_on_a_sample(
     whole = together.make([one, two], CFG, pinned, data, tmp_path, plenty)
     assert whole is not None and whole.checked is None
     assert whole.metrics["val_loss"] != pytest.approx(found.metrics["val_loss"], rel=1e-7)
+
+
+@pytest.mark.skipif(not find_spec("transformers"), reason="transformers is not installed")
+def test_heads_of_two_backbones_of_one_architecture_are_no_ensemble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An ensemble kept one backbone for both, with the weights of the last."""
+    from transformers import ViTConfig, ViTModel
+
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    size = {"intermediate_size": 8, "image_size": 32, "patch_size": 16}
+    asked = []
+    for name in ("one", "two"):
+        ViTModel(ViTConfig(**small, **size)).save_pretrained(tmp_path / name)
+        model = ModelConfig(name=f"hf:{tmp_path / name}")
+        of_head: Any = SimpleNamespace(model=model, feed=SimpleNamespace(val="val"))
+        asked.append(Candidate(name, of_head, ""))
+    asked.append(Candidate("another head", asked[0].job, ""))
+    answers = together.Answers(np.full((2, 2), 0.5), np.array([0, 1]), np.array([0, 1]))
+    monkeypatch.setattr(together, "_assembled", lambda *given: None)
+    monkeypatch.setattr(together, "_on", lambda *given: answers)
+    rows: Any = SimpleNamespace(counts={"val": 2})
+    data: Any = defaultdict(lambda: SimpleNamespace(val=None))
+    with caplog.at_level("WARNING", "raypipe"):
+        said = together.said_of(asked, rows, data)
+    assert [one.name for one in said.usable] == ["one", "another head"]
+    assert "two cannot join an ensemble" in caplog.text and "weights of its own" in caplog.text
 
 
 @pytest.mark.usefixtures("ray_session")
