@@ -166,7 +166,31 @@ def load(
         raise ConfigError(
             "The configuration holds itself", rule="An anchor may not lie within itself"
         ) from None
+    _refuse_variables(resolved)
     return validate(kind, resolved)
+
+
+# Settings that say where something is, and a variable as a shell writes it.
+_PLACES = {"uri", "dir", "images", "labels"}
+_VARIABLE = re.compile(r"\$\{[A-Za-z_]\w*\}")
+
+
+def _refuse_variables(tree: Mapping[str, Any]) -> None:
+    """Raise ConfigError for ${NAME} in a setting that is a place: a run would make a folder of this
+    name.
+    """
+    for name, value in leaves(tree):
+        if not isinstance(value, str) or ".where." in name:
+            continue
+        found = _VARIABLE.search(value)
+        if found and (name.rpartition(".")[2] in _PLACES or "/" in value):
+            raise ConfigError(
+                f"{name} holds a variable",
+                got=hidden(value),
+                rule=f"raypipe puts nothing in the place of {found[0]}",
+                fix="Write out the place, or give it on the command line, where the shell puts the "
+                f'value in: {name}="{found[0]}…"',
+            )
 
 
 def merge(tree: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
