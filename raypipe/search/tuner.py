@@ -138,7 +138,8 @@ def search(
         with ledger.owned(folder):
             # Another process may have finished the search while this one waited.
             if not (folder / "result.json").exists():
-                with recorded(folder / USAGE, job.cluster.usage_every_s):
+                usage = recorded(folder / USAGE, job.cluster.usage_every_s)
+                with tune_patches.alone(), usage:
                     _search_into(folder, cfg, space, rows, progress, ledger)
     seconds = time.perf_counter() - started
     result = finished.result_of(folder, key, space, rows, seconds)
