@@ -24,6 +24,7 @@ from raypipe import yaml_scalars
 from raypipe.errors import (
     ConfigError,
     DataError,
+    closest,
     hidden,
     holds_secret,
     is_secret_name,
@@ -165,7 +166,31 @@ def load(
         raise ConfigError(
             "The configuration holds itself", rule="An anchor may not lie within itself"
         ) from None
+    _refuse_variables(resolved)
     return validate(kind, resolved)
+
+
+# Settings that say where something is, and a variable as a shell writes it.
+_PLACES = {"uri", "dir", "images", "labels"}
+_VARIABLE = re.compile(r"\$\{[A-Za-z_]\w*\}")
+
+
+def _refuse_variables(tree: Mapping[str, Any]) -> None:
+    """Raise ConfigError for ${NAME} in a setting that is a place: a run would make a folder of this
+    name.
+    """
+    for name, value in leaves(tree):
+        if not isinstance(value, str) or ".where." in name:
+            continue
+        found = _VARIABLE.search(value)
+        if found and (name.rpartition(".")[2] in _PLACES or "/" in value):
+            raise ConfigError(
+                f"{name} holds a variable",
+                got=hidden(value),
+                rule=f"raypipe puts nothing in the place of {found[0]}",
+                fix="Write out the place, or give it on the command line, where the shell puts the "
+                f'value in: {name}="{found[0]}…"',
+            )
 
 
 def merge(tree: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -412,14 +437,21 @@ def _explain_one(kind: type[BaseModel], name: str, found: Sequence[Any]) -> Conf
 
 
 def _nearest_key(kind: type[BaseModel], name: str) -> str:
-    """`Did you mean …?` among all keys; else the known keys of the same section."""
+    """`Did you mean …?` with a key of this name in another section, or a close one of the same
+    section; else the known keys of that.
+    """
     names = field_names(kind)
-    advice = nearest(name, names)
-    if advice.startswith("Did"):
-        return advice
-    section = name.rpartition(".")[0]
-    siblings = [known for known in names if known.rpartition(".")[0] == section]
-    return nearest(name, siblings or names)
+    section, _, last = name.rpartition(".")
+    elsewhere = [key for key in names if key.rpartition(".")[2] == last]
+    elsewhere.sort(key=lambda key: not key.startswith(f"{section}."))
+    # By their own names: a long section makes all of its keys look alike, and like the section.
+    siblings = {key.rpartition(".")[2]: key for key in names if key.rpartition(".")[0] == section}
+    close = elsewhere[0] if elsewhere else siblings.get(closest(last, list(siblings)))
+    if close is not None:
+        return f"Did you mean {close!r}?"
+    if section and siblings:
+        return f"Known: {', '.join(sorted(siblings.values()))}"
+    return nearest(name, names)
 
 
 def _unless_secret(name: str, value: Any) -> Any:

@@ -229,14 +229,18 @@ def nearest(name: str, known: list[str]) -> str:
 
     Of names that are equally close, it is the first one.
     """
+    close = closest(name, known)
+    return f"Did you mean {close!r}?" if close else f"Known: {', '.join(sorted(known))}"
+
+
+def closest(name: str, known: list[str]) -> str:
+    """The name that is most like it; "" if none is close."""
 
     def likeness(one: str) -> float:
         return SequenceMatcher(None, one, name).ratio()
 
     close = max(known, key=likeness, default="")
-    if likeness(close) < 0.5:
-        return f"Known: {', '.join(sorted(known))}"
-    return f"Did you mean {close!r}?"
+    return close if likeness(close) >= 0.5 else ""
 
 
 def one_line(text: object, length: int = 300) -> str:

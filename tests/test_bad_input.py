@@ -118,6 +118,17 @@ NOTHING_THERE: list[tuple[str, list[str], list[str]]] = [
         ["ingest.from.image=."],
         ["Unknown config key ingest.from.image", "Did you mean 'ingest.from.images'"],
     ),
+    # Not 'ingest.from', which is the section itself.
+    (
+        "ingest",
+        ["ingest.from.path=x"],
+        ["Unknown config key ingest.from.path", "Known: ingest.from.", "ingest.from.images"],
+    ),
+    (
+        "train",
+        ["train.side_px=96"],
+        ["Unknown config key train.side_px", "Did you mean 'model.side_px'"],
+    ),
     ("ingest", ["ingest.from.kind=s3"], ["ingest.from.kind is wrong", "'s3'", "'folder', 'paths'"]),
 ]
 

@@ -88,6 +88,8 @@ def test_overrides_are_yaml_and_may_hold_equals_signs_lists_and_null(tmp_path: P
         ("train.lr", r"not section\.key=value \(got 'train\.lr'\).*train\.lr=0\.001"),
         ("=3", r"not section\.key=value \(got '=3'\)"),
         (f"run.dir={'x' * 300}", r"run\.dir is wrong .*no folder can have this name: File name"),
+        ("uri=${LAKE}", r"uri holds a variable \(got '\$\{LAKE\}'\).*nothing in the place of"),
+        ("run.dir=${HOME}/a", r'run\.dir holds a variable .*command line.*run\.dir="\$\{HOME\}…"'),
         ("train.lr=[1", r"The value of train\.lr is not YAML \(got '\[1'\)"),
     ],
 )

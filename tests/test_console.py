@@ -19,7 +19,7 @@ from raypipe.search.leaderboard import FIRST, Trial, standings
 from raypipe.search.trials.standing import Standing
 from raypipe.train.loop import LoopState
 from raypipe.train.measure.meter import Position
-from raypipe.train.stopping import FITTED
+from raypipe.train.stopping import FITTED, IN_TIME
 
 METRICS = {
     "val_loss": 0.41,
@@ -78,6 +78,31 @@ def test_a_run_that_is_taken_up_counts_its_own_pace(monkeypatch: pytest.MonkeyPa
         told.epoch(METRICS, LoopState(epoch=100))
     first, last = out.getvalue().splitlines()
     assert first.endswith("2 min left") and last.endswith("images/s")
+
+
+def test_a_training_by_the_clock_counts_to_its_time_and_not_to_the_most_epochs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A refit for which 5 epochs fit was at epoch 4 of 60, with half an hour left."""
+    clock = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    console, out = Console(), io.StringIO()
+    console.err = Rich(file=out, force_terminal=True, width=160, highlight=False)
+    with console.training(60, "val_accuracy", within_s=100) as told:
+        clock[0] += 30  # it reads images
+        told.step(Position(0, 0, 10, 0.0))
+        clock[0] += 10
+        told.step(Position(0, 5, 10, 1234.5))
+        clock[0] += 12
+        told.epoch(METRICS, LoopState(epoch=1, seconds=20.0))
+        clock[0] += 10
+        told.step(Position(1, 5, 10, 1234.5))
+        told.epoch(METRICS, LoopState(epoch=5, seconds=97.0, stopped=IN_TIME))
+    text = out.getvalue()
+    assert "of 60" not in text
+    assert "epoch 2 · step 5 of 10 · 1,234 images/s · val_accuracy 0.8750 · 70 s left" in text
+    lines = re.findall(r"epoch   (\d)  val_loss.*images/s(.*)", text)
+    assert lines == [("1", " · 80 s left"), ("5", "")]
 
 
 STANDINGS = [

@@ -154,17 +154,19 @@ class Console:
         yield plain
 
     @contextmanager
-    def training(self, epochs: int, metric: str) -> Iterator[Training]:
+    def training(
+        self, epochs: int, metric: str, within_s: float | None = None
+    ) -> Iterator[Training]:
         """`with console.training(20, "val_loss") as told: trainer.run(job, progress=told.epoch,
         report_position=told.step)`.
         """
         if not self.err.is_terminal:
-            yield Training(self, epochs, metric)
+            yield Training(self, epochs, metric, within_s)
             return
         # Drawn twice a second: rich's ten times would take 2 % of a core from the training.
         columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}", markup=False))
         with Progress(*columns, console=self.err, transient=True, refresh_per_second=2) as bar:
-            yield Training(self, epochs, metric, bar)
+            yield Training(self, epochs, metric, within_s, bar)
 
     @contextmanager
     def searching(self, metric: str) -> Iterator[Searching]:
@@ -196,13 +198,22 @@ class Console:
 
 class Training:
     """What people see of a training: a line an epoch, with what is left, and on a terminal a bar
-    that moves with the steps.
+    that moves with the steps. One that ends by a clock moves with the clock: its epochs are as many
+    as fit.
     """
 
     def __init__(
-        self, console: Console, epochs: int, metric: str, bar: Progress | None = None
+        self,
+        console: Console,
+        epochs: int,
+        metric: str,
+        within_s: float | None = None,
+        bar: Progress | None = None,
     ) -> None:
         self._console, self._epochs, self._metric, self._bar = console, epochs, metric, bar
+        self._within_s = within_s
+        self._of = f" of {epochs}" if within_s is None else ""
+        self._ran = (0.0, time.monotonic())  # seconds in the training's loop, and when
         self._task = bar.add_task("preparing", total=None) if bar else None
         self._since: tuple[float, float] | None = (
             None  # when we first heard, and the share that was done by then
@@ -211,11 +222,12 @@ class Training:
 
     def step(self, at: Position) -> None:
         """About once a second."""
-        done = (at.epoch + at.step / at.steps) / self._epochs
-        left = self._left(done)
+        if self._since is None:
+            self._ran = (0.0, time.monotonic())  # it has only begun
+        done, left = self._so_far(at.epoch + at.step / at.steps)
         if self._bar is not None and self._task is not None:
             parts = (
-                f"epoch {at.epoch + 1} of {self._epochs}",
+                f"epoch {at.epoch + 1}{self._of}",
                 f"step {at.step} of {at.steps}",
                 f"{at.images_per_s:,.0f} images/s",
                 self._judged,
@@ -226,16 +238,28 @@ class Training:
             )
 
     def epoch(self, metrics: Mapping[str, float], state: LoopState) -> None:
+        self._ran = (state.seconds, time.monotonic())
+        _, left = self._so_far(state.epoch)
         learned = [f"{k} {v:.4f}" for k, v in metrics.items() if k.startswith(("val_", "train_"))]
         parts = (
             *learned,
             f"{metrics['images_per_s']:,.0f} images/s",
-            self._left(state.epoch / self._epochs),
+            "" if state.stopped else left,
         )
         self._judged = f"{self._metric} {metrics[self._metric]:.4f}"
-        self._console.say(
-            f"epoch {state.epoch:>3} of {self._epochs}  {' · '.join(p for p in parts if p)}"
-        )
+        self._console.say(f"epoch {state.epoch:>3}{self._of}  {' · '.join(p for p in parts if p)}")
+
+    def _so_far(self, epochs: float) -> tuple[float, str]:
+        """The share that is done, and what is left, after so many epochs."""
+        done = epochs / self._epochs
+        if self._within_s is None:
+            return done, self._left(done)
+        self._since = self._since or (time.monotonic(), done)
+        spent_s, at = self._ran
+        spent_s += time.monotonic() - at
+        # A fast host has trained all epochs before its time.
+        done = min(1.0, max(done, spent_s / self._within_s))
+        return done, f"{duration((1 - done) * self._within_s)} left" if done < 1 else ""
 
     def _left(self, done: float) -> str:
         """At the pace so far, if no stopping rule ends it earlier."""

@@ -10,7 +10,8 @@ from outside the package.
 
 What is found: modules that are imported by name, also inside functions. What is not: names computed
 at run time, data files, compiled modules. `package.build` builds the model once from what it packs,
-so that a missing one is found at once.
+so that a missing one is found at once. It also lets it predict once without these modules: they can
+be imported while the model is built, and not later.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import ast
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -28,7 +29,9 @@ from pathlib import Path, PurePosixPath
 from types import CodeType
 from typing import Any
 
-from raypipe.errors import DataError
+import torch
+
+from raypipe.errors import DataError, one_line
 from raypipe.models.providers import resolve
 
 FOLDER = "code/"  # of a package
@@ -114,6 +117,51 @@ def importable(files: Mapping[str, bytes]) -> Iterator[None]:
             resolve.cache_clear()
             _take(own)
             sys.modules.update(before)
+
+
+def require_alone(files: Mapping[str, bytes], factory: str, predict: Callable[[], object]) -> None:
+    """Raise DataError if `predict` fails where packed modules cannot be imported any more, as on a
+    machine that has the package alone.
+
+    files: of a package. predict: of a model that was built inside `importable`.
+    """
+    try:
+        with _gone(files), torch.inference_mode():
+            predict()
+    except Exception as e:  # the user's code raises anything
+        raise DataError(
+            f"The model cannot predict with its package alone: {one_line(e)}",
+            got=factory,
+            rule="Modules of your own can be imported while the model is built from its package, "
+            "and not when it predicts",
+            fix="Import them at the top of the file, not inside forward()",
+        ) from e
+
+
+@contextmanager
+def _gone(files: Mapping[str, bytes]) -> Iterator[None]:
+    own = {path.partition("/")[0].removesuffix(".py") for path in _code_of(files)}
+    with _one_at_a_time:
+        before = _take(own)
+        finder = _Gone(own)
+        sys.meta_path.insert(0, finder)
+        try:
+            yield
+        finally:
+            sys.meta_path.remove(finder)
+            sys.modules.update(before)
+
+
+class _Gone(MetaPathFinder):
+    """Modules of these top packages do not exist."""
+
+    def __init__(self, own: set[str]) -> None:
+        self._own = own
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name.partition(".")[0] in self._own:
+            raise ModuleNotFoundError(f"{name} is imported when the model predicts", name=name)
+        return None
 
 
 class _Finder(MetaPathFinder):

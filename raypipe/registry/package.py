@@ -405,8 +405,7 @@ def require_packable(cfg: ModelConfig, classes: int) -> None:
         if rebuilt is None:
             return
         trained = ImageModel(cfg, classes)
-    shape = (2, cfg.pixels, cfg.pixels, 3)
-    noise_BHWC = torch.from_numpy(np.random.default_rng(0).integers(0, 256, shape, np.uint8))
+    noise_BHWC = _noise(cfg.pixels)
     try:
         rebuilt.load_state_dict(trained.state_dict())
         with torch.inference_mode():
@@ -440,7 +439,7 @@ def _packed(cfg: ModelConfig, classes: int) -> tuple[dict[str, bytes], ImageMode
     bare = cfg.model_copy(update={"pretrained": False, "frozen_blocks": 0})
     try:
         with own_code.importable(packed):
-            return packed, ImageModel(bare, classes)
+            model = ImageModel(bare, classes)
     except Exception as e:  # the user's code raises anything
         raise DataError(
             f"The model cannot be built from the code that was packed: {one_line(e)}",
@@ -448,6 +447,14 @@ def _packed(cfg: ModelConfig, classes: int) -> tuple[dict[str, bytes], ImageMode
             rule="A package holds the .py files that the factory's module imports by name",
             fix="Import them by name, and keep data files out of the factory",
         ) from e
+    own_code.require_alone(packed, cfg.name, lambda: model.eval().embed(_noise(bare.pixels)))
+    return packed, model
+
+
+def _noise(side_px: int) -> torch.Tensor:
+    """pixels_BHWC of two images, always the same."""
+    shape = (2, side_px, side_px, 3)
+    return torch.from_numpy(np.random.default_rng(0).integers(0, 256, shape, np.uint8))
 
 
 def _reader(folder: Path) -> Callable[[str], bytes]:

@@ -71,6 +71,8 @@ MOST_LARGER = 2.5
 # blocks, two cores: 23 images/s at 224 px beside another one, 40 alone; 64 and 99 at 128 px.
 # Augmentation gains less.
 ALONE = 1.4
+# A metric of trials on a GPU alone (train/measure/meter.py).
+OF_GPU = "gpu_memory_mb"
 # The same of predictions when trials have ended; batch norms are folded, besides. In two runs 5,248
 # of them at 224 px took 77 and 57 s, and 53 a second were expected by the trial's rate: 1.3 and 1.7
 # times as fast.
@@ -90,8 +92,8 @@ class Speed:
     """Of its epochs, validation included, beside the other trials."""
 
     forward_images_per_s: float | None = None
-    """Of predictions when trials have ended. None: its inputs were features, so no image passed
-    through the backbone."""
+    """Of predictions when trials have ended, which are CPU work. None: not measured, because its
+    inputs were features, so no image passed through the backbone; or because it had a GPU."""
 
     @property
     def alone(self) -> Speed:
@@ -204,6 +206,11 @@ def closing_s(start_s: float) -> float:
     return max(2.0, CLOSING * start_s)
 
 
+def clocked_s(left_s: float) -> float:
+    """What a training by the clock that begins now has of the seconds before the ending."""
+    return max(1.0, CLOCKED * left_s - TRIAL_START_S)
+
+
 def again_s(fitted_s: Sequence[float]) -> float:
     """To fit heads again that took so many seconds each, and to put an ensemble together."""
     return TOGETHER_S + sum(EACH_AGAIN_S + FIT_AGAIN * seconds for seconds in fitted_s)
@@ -277,7 +284,7 @@ def speed_of(
         return None
     forward = None
     step_s, forward_s = metrics.get("step_s", 0.0), metrics.get("forward_s", 0.0)
-    if not is_frozen and step_s > 0 and forward_s > 0:
+    if not is_frozen and OF_GPU not in metrics and step_s > 0 and forward_s > 0:
         # images_per_s counts the validation, too: so this is the lower end.
         forward = rate * step_s / forward_s
         if has_more_threads:

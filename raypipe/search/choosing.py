@@ -52,7 +52,7 @@ class Choosing:
                 ledger.forecast.has_more_threads,
             )
             if speed is not None:
-                speeds[name] = speed
+                speeds[name] = networks.on_cpus(speed, model, ledger.forecast.works_per_s)
         return cls(ledger, models, speeds)
 
     def part(self) -> IsLate:

@@ -45,6 +45,9 @@ def result_of(folder: Path, key: str, space: Space, pinned: Pinned, seconds: flo
     made_of = checkpoint.weights_digest(Path(trained.checkpoint))
     shares = ensemble.shares if ensemble is not None else ()
     trained = with_(trained, key=key_of(key, made_of, *shares))
+    checked = None
+    if ensemble is not None and ensemble.checked is not None:
+        checked = (ensemble.checked, pinned.counts[job.feed.val])
     reached, ran_s = trial_files.read_reached(folder)
     return SearchResult(
         key=key,
@@ -58,6 +61,7 @@ def result_of(folder: Path, key: str, space: Space, pinned: Pinned, seconds: flo
         full_epochs=sum(trial.whole(job.train.epochs) for trial in trials if trial.drawn),
         members=model.members if model else (),
         shares=shares,
+        checked=checked,
         pinned=pinned,
         models=_models(job, trials),
         searched=job,

@@ -40,10 +40,21 @@ def heads_s(models: list[ModelConfig], most: int, works_per_s: float | None) -> 
     return sum(slowest) / _rate(works_per_s)
 
 
-def of_head(speed: Speed, model: ModelConfig, works_per_s: float | None) -> Speed:
-    """The speed of a head with that of its backbone, which no image passed while it was fitted."""
+def by_work(speed: Speed, model: ModelConfig, works_per_s: float | None) -> Speed:
+    """The speed with that of the backbone by its work: of a head, which no image passed while it
+    was fitted, and where nothing was measured."""
     rate = _rate(works_per_s) / contenders.work(model)
     return replace(speed, forward_images_per_s=rate)
+
+
+def on_cpus(speed: Speed, model: ModelConfig, works_per_s: float | None) -> Speed:
+    """The speed of a trial, with what its network takes where it predicts when trials have ended.
+
+    That is on CPUs. A forward pass on a GPU says nothing of them, so its network's work is taken.
+    """
+    if model.mode == "frozen" or speed.forward_images_per_s is not None:
+        return speed
+    return by_work(speed, model, works_per_s)
 
 
 def seconds(

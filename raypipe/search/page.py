@@ -138,6 +138,8 @@ def _facts(
     lines = first_answer(result) | combined(result) | refit.summary(result)
     for name, text in lines.items():
         facts.append((name.capitalize(), text))
+    if result.shares and result.checked_on:
+        facts.append(("Checked", f"when it was chosen, {result.checked_on}"))
     if tested:
         metrics = [f"{name.removeprefix('test_')} {value:.4g}" for name, value in tested.items()]
         facts.append(("On the test split", ", ".join(metrics)))

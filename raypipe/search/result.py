@@ -62,6 +62,10 @@ class SearchResult:
     shares: tuple[float, ...] = ()
     """The weights of an ensemble's members; () for any other model."""
 
+    checked: tuple[int, int] | None = None
+    """Of how many validation images the chosen ensemble said itself what judged it, and how many
+    there are; None: of all, or it is no ensemble."""
+
     refitted: bool = False
 
     again: tuple[str, ...] = ()
@@ -100,6 +104,14 @@ class SearchResult:
         """The trials of `members`. For a soup among them: the best trial, which is as fast."""
         by_name = {trial.name: trial for trial in self.trials}
         return [by_name.get(name, self.trials[0]) for name in self.members]
+
+    @property
+    def checked_on(self) -> str:
+        """On which sample the choice of the ensemble was checked, in words; "": on all images."""
+        if self.checked is None:
+            return ""
+        sample, images = self.checked
+        return f"on {sample:,} of {images:,} validation images"
 
     @property
     def folder(self) -> Path:

@@ -37,12 +37,7 @@ def ensemble(
     ledger.forecast.combined = ledger.forecast.chosen = 0
     try:
         with ledger.reading(is_answered=True, phase="ensemble"):
-            found = together.make(joining, cfg, pinned, data, folder, choosing)
-        if found is not None and found.checked is not None:
-            ledger.notes.append(
-                f"The ensemble was checked on {found.checked:,} of "
-                f"{pinned.counts[job.feed.val]:,} validation images"
-            )
+            together.make(joining, cfg, pinned, data, folder, choosing)
     except TooShort:
         ledger.notes.append("No ensemble: there was no time to choose one")
     ledger.lap("ensemble")

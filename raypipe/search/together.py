@@ -215,11 +215,22 @@ def said_of(
         asked = len(candidates) - late
         log.info("An ensemble is chosen among %d of %d trials", asked, len(candidates))
     said = Said([], [], np.zeros(0), np.zeros(0))
+    backbones: dict[str, str] = {}
     for place in sorted(heard):
         one, (scores_NC, labels_N, samples_N) = candidates[place], heard[place]
         if said.usable and not np.array_equal(labels_N, said.labels_N):
             # Broken images were replaced by others.
             log.warning("%s cannot join an ensemble: it has seen other images", one.name)
+            continue
+        shared, name = Member(one.job.model).shared, one.job.model.name
+        if shared and backbones.setdefault(shared, name) != name:
+            # An ensemble keeps one backbone of an architecture for all of its heads.
+            log.warning(
+                "%s cannot join an ensemble: %s has the architecture of %s and weights of its own",
+                one.name,
+                name,
+                backbones[shared],
+            )
             continue
         said.usable.append(one)
         said.scores_KNC.append(scores_NC)

@@ -24,6 +24,7 @@ from raypipe.search.ledger import Ledger
 from raypipe.search.schedulers import mutations
 from raypipe.search.schedulers.tune_schedulers import memory
 from raypipe.search.trials import saved_state, trial_checkpoints
+from raypipe.search.trials.by_clock import ByClock
 from raypipe.search.trials.monitor import Held, Monitor, Stop
 from raypipe.search.trials.multi_worker_trial import GroupTrial
 from raypipe.search.trials.trial import run_trial
@@ -42,8 +43,12 @@ def trainable(
     folder: Path,
     resources: TrialResources,
     within_budget: bool,
+    by_clock: ByClock | None = None,
 ) -> Any:
-    """What Tune runs for each trial: a function, or a class for trials of several workers."""
+    """What Tune runs for each trial: a function, or a class for trials of several workers.
+
+    by_clock: of trials that train by it; they have one worker each.
+    """
     # Passed through the object store once, and not with every trial.
     given = {
         "job": job.model_dump(mode="json"),
@@ -52,7 +57,7 @@ def trainable(
     }
     if resources.worker is None:
         over = str(folder / OVER) if within_budget else None
-        trainable = tune.with_parameters(run_trial, **given, over=over)
+        trainable = tune.with_parameters(run_trial, **given, over=over, by_clock=by_clock)
     else:
         trainable = tune.with_parameters(GroupTrial, **given, worker=resources.worker)
     return tune.with_resources(trainable, resources.trial)

@@ -57,10 +57,11 @@ from raypipe.search.schedulers.thaw_scheduler import freeze_thaw
 from raypipe.search.schedulers.tune_schedulers import drawn_ahead, scheduler
 from raypipe.search.searchers.tune_searchers import candidates, plan, searcher
 from raypipe.search.settings import SearchConfig
-from raypipe.search.space.space import Space
+from raypipe.search.space.space import Changes, Space
 from raypipe.search.trials import interrupts, saved_state, tune_patches
+from raypipe.search.trials.by_clock import ByClock
 from raypipe.search.trials.monitor import Listener, Monitor
-from raypipe.search.trials.trial import folder_name
+from raypipe.search.trials.trial import data_key, folder_name
 from raypipe.search.trials.trial_data import decoded_images, prepare_data
 from raypipe.search.trials.trial_resources import at_once, gpu_share, plan_resources
 from raypipe.search.warm_start import earlier
@@ -137,10 +138,15 @@ def search(
         with ledger.owned(folder):
             # Another process may have finished the search while this one waited.
             if not (folder / "result.json").exists():
-                with recorded(folder / USAGE, job.cluster.usage_every_s):
+                usage = recorded(folder / USAGE, job.cluster.usage_every_s)
+                with tune_patches.alone(), usage:
                     _search_into(folder, cfg, space, rows, progress, ledger)
     seconds = time.perf_counter() - started
-    return finished.result_of(folder, key, space, rows, seconds)
+    result = finished.result_of(folder, key, space, rows, seconds)
+    # Kept with the result: whoever takes it up is told, too.
+    if result.checked_on:
+        ledger.notes.append(f"The ensemble was checked {result.checked_on}")
+    return result
 
 
 def _in_key(cfg: SearchConfig) -> dict[str, Any]:
@@ -184,11 +190,16 @@ def _search_into(
     # planned trials depend on the seed.
     hints = earlier(job, space, folder) if cfg.warm_start else []
     planned = [] if space.all_barred else plan(job, cfg, space, hints)
+    spare: list[Changes] = []
     if space.by_clock:
         # Each has all of the time: so many run side by side.
         resources = ray.cluster_resources()
         takes = plan_resources(job, cfg, resources, len(planned))
-        planned = planned[: at_once(takes, resources, len(planned))]
+        beside = at_once(takes, resources, len(planned))
+        planned, spare = planned[:beside], planned[beside : 2 * beside]
+        # Nothing is read for those that may never begin.
+        read_for = {data_key(replace(job, changes)) for changes in planned}
+        spare = [one for one in spare if data_key(replace(job, one)) in read_for]
     total = len(planned)
     first = opening.answer(job, cfg, pinned, folder, progress, total, ledger)
     # Every array that a trial may need is in the object store before the first one starts.
@@ -220,12 +231,17 @@ def _search_into(
         return
     data = first.data | read
     timed = job
+    by_clock = None
     if space.by_clock:
         # Not a value of the trials: their names, and who trains the winner again, know no clock.
         timed = replace(job, {"train.anneal_s": ledger.left_for_trials_s(total)})
+        left_s = ledger.left_s(total, None) or 0.0
+        by_clock = ByClock(total, time.time() + left_s)
 
     # Who chooses the values, and who ends trials early.
-    make_searcher = partial(searcher, job, cfg, space, planned, hints, folder)
+    make_searcher = partial(
+        searcher, job, cfg, space, [*planned, *spare], hints, folder, spare=len(spare)
+    )
     if cfg.populated:
         tune_scheduler = pbt.population(job, cfg, space, folder)
     elif cfg.scheduler == "freeze_thaw":
@@ -236,7 +252,7 @@ def _search_into(
         # The longest trial decides how far the rungs go.
         longest = job.train.model_copy(update={"epochs": space.most_epochs})
         tune_scheduler = scheduler(cfg, longest, total)
-    strategy = _Strategy(total, make_searcher, tune_scheduler, first)
+    strategy = _Strategy(total, make_searcher, tune_scheduler, first, len(spare), by_clock)
     keeping = kept.Kept(job, cfg, folder)
     trials, stopped = _run(timed, cfg, strategy, data, folder, progress, keeping, ledger)
     ledger.lap("trials")
@@ -267,6 +283,12 @@ class _Strategy:
     first: FirstAnswer = field(default_factory=FirstAnswer)
     """What was fitted before."""
 
+    spare: int = 0
+    """Further trials, for those that diverge."""
+
+    by_clock: ByClock | None = None
+    """Of trials that train by it."""
+
 
 def _run(
     job: TrainJob,
@@ -284,7 +306,8 @@ def _run(
     RaypipeError if no trial has a usable epoch.
     """
     resources = plan_resources(job, cfg, ray.cluster_resources(), strategy.total)
-    trainable = tune_run.trainable(job, data, folder, resources, cfg.budget_s is not None)
+    within_budget, by_clock = cfg.budget_s is not None, strategy.by_clock
+    trainable = tune_run.trainable(job, data, folder, resources, within_budget, by_clock)
     (folder / tune_run.OVER).unlink(missing_ok=True)
     ledger.on_over = (folder / tune_run.OVER).touch
     # What the search's rule looks at, and what the user sees.
@@ -314,7 +337,7 @@ def _run(
             mode=rule.mode,
             # -1: the searcher says when there are no more. Tune would call the search finished when
             # the last trial is drawn, which freeze_thaw does at once (see planned.py).
-            num_samples=-1 if cfg.scheduler == "freeze_thaw" else strategy.total,
+            num_samples=-1 if cfg.scheduler == "freeze_thaw" else strategy.total + strategy.spare,
             scheduler=strategy.scheduler,
             search_alg=strategy.searcher(ahead),
             trial_dirname_creator=folder_name,
@@ -337,6 +360,7 @@ def _run(
     # Tune calls back for a trial's end before it counts the trial as ended, so the listener has not
     # yet seen the last one.
     standings = leaderboard.standings(ranked, rule.metric, rule.mode)
-    progress(sum(trial.drawn for trial in ranked), strategy.total, standings)
+    drawn = sum(trial.drawn for trial in ranked)
+    progress(drawn, max(drawn, strategy.total), standings)
     opening.write_reached(folder, strategy.first, monitor.reached, monitor.elapsed(), rule.mode)
     return ranked, monitor.stopped

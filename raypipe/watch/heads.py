@@ -18,7 +18,7 @@ from raypipe.config import replace
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import Pinned
 from raypipe.models.ensemble import Member
-from raypipe.models.providers import same_options
+from raypipe.models.providers import has_weights, same_options
 from raypipe.models.zoo import ModelConfig
 from raypipe.monitor.monitor import Monitor
 from raypipe.registry.package import Package
@@ -50,21 +50,32 @@ def jobs(
 ) -> list[TrainJob]:
     """The job of each head. wanted: search.refit; with one, on validation images too.
 
-    They keep their own resolutions, as in a refit of a search.
+    They keep their own resolutions, as in a refit of a search. Raises ConfigError for a head whose
+    backbone nobody can find again.
     """
     # In this process: it takes no steps that workers could share.
     both = {} if wanted is None else refit.splits(first)
     changes = {"train.workers": 1, "train.strategy": "single"} | both
-    return [replace(first, {"model": _asked(one.model, first.model)} | changes) for one in members]
+    return [replace(first, {"model": _asked(one, first.model)} | changes) for one in members]
 
 
-def _asked(model: ModelConfig, first: ModelConfig) -> dict[str, Any]:
+def _asked(member: Member, first: ModelConfig) -> dict[str, Any]:
     """A member's model as a user asks for it: a package has the architecture of a provider's
     backbone in place of its name, which alone leads to pretrained weights."""
+    model = member.model
     written = model.model_dump()
     name, options = first.backbone.resolved or ("", {})
     if model.name == name and same_options(name, model.options, options):
         written |= {"name": first.name, "options": first.options}
+    elif not has_weights(model.name):
+        raise ConfigError(
+            "A head of the champion reads another backbone than its first head, and its package "
+            "does not say where the weights of that one come from",
+            got=f"{member.name or 'a head'}: {model.name}, beside {first.name}",
+            rule="A package keeps a provider's backbone by its architecture; for the first head "
+            "its configuration has the name, too",
+            fix="Set watch.retrain_space, which searches around the settings of the first head",
+        )
     return written
 
 

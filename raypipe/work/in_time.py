@@ -94,9 +94,11 @@ def _expect(found: SearchResult, members: Sequence[Trial], ledger: Ledger) -> Sp
     forecast.views = models[leader].views
     forecast.others_s = networks.others_s(models, speeds, leader, forecast.works_per_s)
     speed = speeds.get(leader)
-    if speed is None or models[leader].mode != "frozen":
-        return speed
-    return networks.of_head(speed, models[leader], forecast.works_per_s)
+    if speed is None:
+        return None
+    if models[leader].mode != "frozen":
+        return networks.on_cpus(speed, models[leader], forecast.works_per_s)
+    return networks.by_work(speed, models[leader], forecast.works_per_s)
 
 
 def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> SearchResult:
@@ -292,6 +294,7 @@ def _planned(
     speed, pinned = speed_of(found), found.pinned
     if speed is None or pinned is None or ledger.budget_s is None:
         return "nothing says how long its epochs would take"
+    speed = networks.on_cpus(speed, found.job.model, ledger.forecast.works_per_s)
     if _has_more_threads(found.job):
         speed = speed.alone
     sides = [speed.side_px]

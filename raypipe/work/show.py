@@ -36,7 +36,10 @@ class Show(Protocol):
     ) -> AbstractContextManager[Callable[..., None]]:
         """A function that takes (done, total)."""
 
-    def training(self, epochs: int, metric: str) -> AbstractContextManager[Training]: ...
+    def training(
+        self, epochs: int, metric: str, within_s: float | None = None
+    ) -> AbstractContextManager[Training]:
+        """epochs: at most. within_s: the time in which it ends (train.anneal_s)."""
 
     def searching(
         self, metric: str

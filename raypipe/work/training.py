@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from raypipe.cluster import usage
@@ -37,7 +37,7 @@ from raypipe.train.publish import publish
 from raypipe.train.spark_place import refuse
 from raypipe.work import artifacts, in_time, monitoring
 from raypipe.work.results.models import Registered, Searched, Trained
-from raypipe.work.show import Show
+from raypipe.work.show import Show, Training
 
 
 @artifacts.kept
@@ -56,7 +56,7 @@ def _train(job: Job, show: Show, monitors: Sequence[Monitor]) -> Trained:
     _tell_of_champion(store, pinned, show)
     _tell_of_splits(pinned, job.feed, show)
     show.say(f"Training {job.model.name} ({job.model.mode}) with {_workers(job)}")
-    with show.training(job.train.epochs, job.train.stopping.metric) as told:
+    with _shown(job.training, show) as told:
         planned = trainer.plan(job.training, pinned)
         epoch = telling.epochs(monitors, planned.job, planned.key, told.epoch)
         result = trainer.run(planned, epoch, told.step)
@@ -69,6 +69,11 @@ def _train(job: Job, show: Show, monitors: Sequence[Monitor]) -> Trained:
     runs.log_once(store, result.key, spent.logged())
     used = utilisation(usage.read(planned.folder / usage.FILE), result.history)
     return Trained(planned.job, result, registered, spent, test, used)
+
+
+def _shown(job: TrainJob, show: Show) -> AbstractContextManager[Training]:
+    train = job.train
+    return show.training(train.epochs, train.stopping.metric, train.anneal_s)
 
 
 def _with_moves(job: Job) -> Job:
@@ -268,7 +273,7 @@ def _refitted(
         f"Training {found.trials[0].name} once more, on {again.feed.train} at "
         f"{again.model.pixels} px: what {again.feed.val} says is no test now"
     )
-    with show.training(again.train.epochs, again.train.stopping.metric) as told:
+    with _shown(again, show) as told:
         planned = refit.planned(again, found)
         epoch = telling.epochs(monitors, planned.job, planned.key, told.epoch)
         done = refit.refit(planned, found, epoch, told.step, until)

@@ -16,7 +16,7 @@ import torch
 
 from raypipe.config import validate
 from raypipe.errors import ConfigError
-from raypipe.models import depth, providers
+from raypipe.models import depth, library_backbones, providers
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry import package
 from raypipe.registry.package import Package, Reference
@@ -186,8 +186,8 @@ def test_a_folder_of_timms_is_normalised_as_its_config_says(tmp_path: Path) -> N
 
 @needs_torchvision
 def test_pixels_are_normalised_as_torchvisions_weights_want_them() -> None:
-    assert providers.torchvision("resnet18", {}).mean == providers.IMAGENET[0]
-    found = providers.torchvision("efficientnet_v2_l", {})
+    assert library_backbones.torchvision("resnet18", {}).mean == library_backbones.IMAGENET[0]
+    found = library_backbones.torchvision("efficientnet_v2_l", {})
     assert (found.mean, found.std, found.side_px) == ((0.5,) * 3, (0.5,) * 3, 480)
 
 
@@ -205,7 +205,7 @@ def test_a_package_is_built_as_torchvision_builds_for_pretrained_weights(
     monkeypatch.setattr(
         models.get_model_weights(name), "get_state_dict", lambda *_, **__: downloaded
     )
-    backbone = providers.torchvision(name, options | quick)
+    backbone = library_backbones.torchvision(name, options | quick)
     trained, rebuilt = backbone.build(True), backbone.build(False)
     assert trained.transform_input and rebuilt.transform_input
     assert trained.state_dict().keys() == rebuilt.state_dict().keys()

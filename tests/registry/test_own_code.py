@@ -135,6 +135,33 @@ def test_code_that_cannot_be_packed_is_no_package(late: str, mine: Path, tmp_pat
     assert not (tmp_path / "other").exists() and made.classes == ("a", "b")
 
 
+def test_a_module_that_is_imported_when_it_predicts_is_refused_before_the_training(
+    mine: Path, tmp_path: Path
+) -> None:
+    """The model was registered and became champion. Elsewhere it failed on each image, or took a
+    module of this name that it found there.
+    """
+    late = BLOCKS.replace(
+        "        return self.conv", "        from .late import gain\n        return self.conv"
+    )
+    (mine / "nets_of_mine" / "blocks.py").write_text(late)
+    for made in (lambda: package.require_packable(CFG, 2), lambda: built(tmp_path / "package")):
+        with pytest.raises(
+            DataError, match=r"nets_of_mine\S* is imported when the model predicts.*top of the file"
+        ):
+            made()
+    # The names mean again what they meant, and libraries may come late.
+    import nets_of_mine.late
+
+    assert nets_of_mine.late.gain() == 100.0
+    (mine / "nets_of_mine" / "blocks.py").write_text(
+        late.replace(".late", "math", 1).replace("gain\n", "pi\n", 1)
+    )
+    own_code._take({"nets_of_mine"})
+    own_code.resolve.cache_clear()
+    package.require_packable(CFG, 2)
+
+
 @pytest.mark.parametrize(
     ("more", "why"),
     [

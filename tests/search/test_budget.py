@@ -23,8 +23,9 @@ from raypipe.errors import ConfigError, RaypipeError
 from raypipe.files import LOCK
 from raypipe.job import Job
 from raypipe.models.zoo import ModelConfig
-from raypipe.search import budget, variants
+from raypipe.search import budget, networks, variants
 from raypipe.search.budget import Ending, Refit, Speed
+from raypipe.search.choosing import Choosing
 from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger, TooShort
 from raypipe.search.presets import MANY
@@ -341,6 +342,29 @@ def test_predictions_after_the_trials_are_as_fast_as_their_threads() -> None:
     assert rate(False) == pytest.approx(300)
     assert rate(True) == pytest.approx(300 * budget.PREDICTS_ALONE)
     assert rate(True, is_frozen=True) is None
+
+
+def test_predictions_are_cpu_work_whatever_trials_trained_on() -> None:
+    """A GPU's forward pass was taken for that of the CPUs, on which an ensemble is chosen."""
+    metrics = {"images_per_s": 1000.0, "step_s": 0.05, "forward_s": 0.01, "gpu_memory_mb": 900.0}
+    speed = budget.speed_of("trial-0", 112, False, metrics, 3)
+    assert speed is not None and speed.train_images_per_s == 1000
+    assert speed.forward_images_per_s is None
+    tuned = ModelConfig(mode="finetune", side_px=112, views=2)
+    on_cpus = networks.on_cpus(speed, tuned, 50.0)
+    # A quarter of the pixels, at 50 images a second of 224 px.
+    assert on_cpus.forward_images_per_s == pytest.approx(200)
+    guessed = networks.on_cpus(speed, tuned, None).forward_images_per_s
+    assert guessed == pytest.approx(4 * budget.GUESSED_IMAGES_PER_S)
+    # What was measured on CPUs stays, and a head's backbone is not its own to time.
+    assert networks.on_cpus(SPEED, tuned, 50.0) is SPEED
+    assert networks.on_cpus(speed, ModelConfig(), 50.0) is speed
+
+    made, _ = ledger(3600.0, works_per_s=50.0)
+    trial = Trial("trial-0", {}, 0.9, 3, False, (metrics,), "somewhere")
+    choosing = Choosing.of(made, {"trial-0": tuned}, [trial])
+    assert choosing.asking_s("trial-0", 400) == pytest.approx(400 * 2 / 200)
+    assert made.rate(choosing.speeds["trial-0"]) == pytest.approx(200)
 
 
 def test_at_another_side_only_the_refitted_network_takes_longer() -> None:

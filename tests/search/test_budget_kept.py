@@ -105,6 +105,25 @@ def test_trials_by_the_clock_are_as_many_as_run_side_by_side(
     assert result.job.train.anneal_s is None
 
 
+@pytest.mark.usefixtures("ray_session")
+def test_a_trial_by_the_clock_that_diverges_is_followed_by_another(
+    cells: TableConfig, searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its CPU was idle until the clock of the others was over."""
+    monkeypatch.setattr(defaults, "trains_by_clock", lambda *given: True)
+    one = {"search.scheduler": "none", "search.refit": None, "search.concurrent": 1}
+    rates = {
+        "search.space": {"train.lr": "choice(1e30, 1e-3, 1e-3, 1e-3)"},
+        "search.start": {"train.lr": 1e30},
+    }
+    job = searches(tmp_path, **ASKED | one | rates, **{"table.uri": cells.uri})
+    result, _, _ = searched(job, later=0.0)
+    first = next(trial for trial in result.trials if trial.name.startswith("trial-001"))
+    assert len(result.trials) == 2 and first.checkpoint is None
+    assert result.trials[0].changes["train.lr"] == 1e-3
+    assert checkpoint.read(Path(result.best.checkpoint)).state.progress is not None
+
+
 FIRST_ONLY = {
     "search.budget_s": BUDGET,
     "search.first_answer": True,

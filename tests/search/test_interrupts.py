@@ -22,14 +22,15 @@ def before() -> Iterator[dict[int, Any]]:
     # A shell starts what it puts into the background with Ctrl-C ignored.
     shells = signal.signal(signal.SIGINT, signal.default_int_handler)
     handlers = {number: signal.getsignal(number) for number in interrupts.SIGNALS}
-    plain = tune_loop._setup_signal_catching, TuneController.cleanup
+    plain = tune_loop._setup_signal_catching, TuneController.cleanup, TuneController.step
     yield handlers
     after = {number: signal.getsignal(number) for number in interrupts.SIGNALS}
     for number, handler in handlers.items():
         signal.signal(number, handler)
     signal.signal(signal.SIGINT, shells)
     assert after == handlers
-    assert plain == (tune_loop._setup_signal_catching, TuneController.cleanup)
+    patched = tune_loop._setup_signal_catching, TuneController.cleanup, TuneController.step
+    assert plain == patched
 
 
 class Trials:
@@ -82,13 +83,20 @@ def test_a_signal_while_the_last_trials_are_waited_for_is_not_swallowed() -> Non
     assert trials.done == ["waited for", "told"]
 
 
-def test_a_second_interrupt_ends_it_at_once() -> None:
+def test_a_second_interrupt_ends_it_at_once_and_leaves_no_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a notebook the next search waited for the CPUs of the trials that went on."""
+    trials = Trials()
+    monkeypatch.setattr(TuneController, "step", lambda self: None)
     with pytest.raises(KeyboardInterrupt), interrupts.heeded():
         event = tune_loop._setup_signal_catching()
         signal.raise_signal(signal.SIGINT)
         assert event.is_set()
+        TuneController.step(trials)
         signal.raise_signal(signal.SIGINT)
         pytest.fail("it was swallowed")
+    assert trials.done == ["killed"]
 
 
 def test_without_a_signal_tune_ends_as_ever(before: dict[int, Any]) -> None:

@@ -151,7 +151,7 @@ def test_a_prediction_takes_as_long_as_the_networks_that_run() -> None:
     heads = [models[name] for name in ("linear", "kernel", "small")]
     assert networks.heads_s(heads, 1, 60.0) == pytest.approx(1 / 60)
     assert networks.heads_s(heads, 4, None) == pytest.approx(1.25 / GUESSED_IMAGES_PER_S)
-    of_head = networks.of_head(speeds["linear"], models["small"], 60.0)
+    of_head = networks.by_work(speeds["linear"], models["small"], 60.0)
     assert of_head.forward_images_per_s == pytest.approx(240)
 
 

@@ -5,6 +5,7 @@ trials taught.
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from raypipe.search.leaderboard import Trial
 from raypipe.search.searchers.planned import Planned
 from raypipe.search.searchers.tune_searchers import plan, searcher
 from raypipe.search.space import parse
+from raypipe.search.trials.by_clock import ByClock
+from raypipe.search.trials.epoch_result import UNUSABLE
 from raypipe.search.warm_start import Earlier, earlier
 
 NAN = float("nan")
@@ -320,3 +323,46 @@ def test_what_tune_pickles_is_the_plan_and_its_state_is_json(tmp_path: Path) -> 
     made.save(str(tmp_path / "state"))
     assert json.loads((tmp_path / "state").read_text()) == {"next": 1, "live": ["a"], "best": {}}
     assert job.model.mode == "frozen" and asdict(Earlier({}, 1.0)) == {"keyed": {}, "metric": 1.0}
+
+
+def test_a_spare_trial_begins_only_for_one_that_failed_or_diverged(tmp_path: Path) -> None:
+    def made() -> Planned:
+        planned = Planned(JOB, [{"train.lr": rate} for rate in (0.1, 0.2, 0.3, 0.4)], spare=2)
+        planned.set_max_concurrency(9)
+        return planned
+
+    ends = made()
+    assert ends.suggest("a") == {"train.lr": 0.1} and ends.suggest("b") == {"train.lr": 0.2}
+    assert ends.suggest("c") is None
+    ends.on_trial_complete("a", {"val_accuracy": 0.9})
+    ends.on_trial_complete("b", {"val_accuracy": 0.8})
+    assert ends.suggest("c") == Searcher.FINISHED
+
+    loses = made()
+    loses.suggest("a")
+    loses.suggest("b")
+    loses.on_trial_complete("a", {"val_accuracy": -1e300, UNUSABLE: True})
+    assert loses.suggest("c") == {"train.lr": 0.3} and loses.suggest("d") is None
+    # A killed search knows it, too.
+    loses.save(str(tmp_path / "state"))
+    again = made()
+    again.restore(str(tmp_path / "state"))
+    assert again.suggest("d") is None
+    again.on_trial_complete("c", error=True)
+    assert again.suggest("d") == {"train.lr": 0.4}
+    # There are no more, whatever happens.
+    again.on_trial_complete("d", error=True)
+    assert again.suggest("e") is None
+    again.on_trial_complete("b", {"val_accuracy": 0.8})
+    assert again.suggest("e") == Searcher.FINISHED
+
+
+def test_who_follows_a_trial_by_the_clock_has_the_time_that_is_left() -> None:
+    clock = ByClock(together=2, ends=time.time() + 50)
+    asked = replace(JOB.training, {"train.anneal_s": 120.0})
+    assert clock.job_of("trial-002-abcdef", asked) is asked
+    left_s = clock.job_of("trial-003-abcdef", asked).train.anneal_s
+    assert left_s == pytest.approx(0.8 * 50 - 3, abs=1)
+    # Nobody trains longer than those who began together.
+    early = ByClock(2, time.time() + 900)
+    assert early.job_of("trial-003-abcdef", asked).train.anneal_s == 120.0

@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 import shutil
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import asdict
 from dataclasses import replace as with_
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,16 +18,17 @@ import numpy as np
 import pytest
 import torch
 
-from raypipe.config import replace
+from raypipe.config import replace, to_json
 from raypipe.errors import DataError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.feed.rows import drawn
 from raypipe.job import Job
 from raypipe.models.ensemble import EnsembleModel
-from raypipe.models.zoo import ImageModel
+from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry import promote
 from raypipe.registry.store import open_store
 from raypipe.search import budget, finished, together, trial_files
+from raypipe.search import page as search_page
 from raypipe.search.budget import Speed
 from raypipe.search.choosing import Choosing
 from raypipe.search.greedy import Bar, Ensemble, by_metric
@@ -33,7 +37,7 @@ from raypipe.search.ledger import Ledger
 from raypipe.search.limits import Variant
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space.space import Space
-from raypipe.search.together import Candidate
+from raypipe.search.together import Candidate, Together
 from raypipe.search.trials.trial import data_key
 from raypipe.train import checkpoint, trainer
 from raypipe.train.job import TrainJob, TrainResult
@@ -352,6 +356,33 @@ def test_an_ensemble_without_time_is_checked_on_a_sample(
     assert whole.metrics["val_loss"] != pytest.approx(found.metrics["val_loss"], rel=1e-7)
 
 
+@pytest.mark.skipif(not find_spec("transformers"), reason="transformers is not installed")
+def test_heads_of_two_backbones_of_one_architecture_are_no_ensemble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An ensemble kept one backbone for both, with the weights of the last."""
+    from transformers import ViTConfig, ViTModel
+
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    size = {"intermediate_size": 8, "image_size": 32, "patch_size": 16}
+    asked = []
+    for name in ("one", "two"):
+        ViTModel(ViTConfig(**small, **size)).save_pretrained(tmp_path / name)
+        model = ModelConfig(name=f"hf:{tmp_path / name}")
+        of_head: Any = SimpleNamespace(model=model, feed=SimpleNamespace(val="val"))
+        asked.append(Candidate(name, of_head, ""))
+    asked.append(Candidate("another head", asked[0].job, ""))
+    answers = together.Answers(np.full((2, 2), 0.5), np.array([0, 1]), np.array([0, 1]))
+    monkeypatch.setattr(together, "_assembled", lambda *given: None)
+    monkeypatch.setattr(together, "_on", lambda *given: answers)
+    rows: Any = SimpleNamespace(counts={"val": 2})
+    data: Any = defaultdict(lambda: SimpleNamespace(val=None))
+    with caplog.at_level("WARNING", "raypipe"):
+        said = together.said_of(asked, rows, data)
+    assert [one.name for one in said.usable] == ["one", "another head"]
+    assert "two cannot join an ensemble" in caplog.text and "weights of its own" in caplog.text
+
+
 @pytest.mark.usefixtures("ray_session")
 def test_a_search_ends_with_the_choice_of_an_ensemble(
     searches: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -381,3 +412,17 @@ def test_a_search_ends_with_the_choice_of_an_ensemble(
     assert all(trial.kept for trial in found.trials)
     assert len(found.members) in (0, 2) and len(found.members) == len(found.shares)
     assert search(job).best == found.best and len(asked) == 1
+
+    # A choice that was checked on a sample says so to whoever takes the result up.
+    folder, (one, two) = found.folder, found.trials[:2]
+    shutil.copytree(str(one.checkpoint), folder / together.WEIGHTS, dirs_exist_ok=True)
+    chosen = Together((one.name, two.name), (0.5, 0.5), found.best.metrics, 0.1, "", 30)
+    (folder / together.FILE).write_text(to_json(asdict(chosen)))
+    ledger = Ledger(60.0)
+    again = search(job, ledger=ledger)
+    assert found.pinned is not None and found.checked is None
+    images = found.pinned.counts[job.feed.val]
+    assert again.checked == (30, images)
+    assert ledger.notes == [f"The ensemble was checked on 30 of {images:,} validation images"]
+    facts: Any = dict(search_page._facts(again, "cells/1", {}, None))  # type: ignore[arg-type]
+    assert facts["Checked"] == f"when it was chosen, on 30 of {images:,} validation images"

@@ -21,7 +21,7 @@ from raypipe.feed.feed import Source
 from raypipe.job import Job
 from raypipe.search import tuner
 from raypipe.search.result import SearchResult
-from raypipe.search.trials import trial_data
+from raypipe.search.trials import trial_data, tune_patches
 from raypipe.search.trials.standing import Standing
 from raypipe.train import checkpoint, trainer
 from raypipe.train.job import TrainJob
@@ -154,6 +154,19 @@ def test_when_every_trial_fails_of_one_thing_that_is_the_message(
         search(job)
     errors = [p.read_text() for p in tmp_path.rglob("error.txt")]
     assert errors and "zero3 shards a model over several workers" in errors[0]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_search_beside_one_of_another_thread_is_refused(
+    searches: Searches, tmp_path: Path
+) -> None:
+    with (
+        tune_patches.alone(),
+        pytest.raises(RaypipeError, match="Another thread of this process runs a search"),
+    ):
+        search(searches(tmp_path))
+    with tune_patches.alone():
+        pass
 
 
 @pytest.mark.usefixtures("ray_session")

@@ -90,6 +90,19 @@ def test_a_backbone_of_a_provider_is_asked_for_by_its_name(monkeypatch: pytest.M
         assert (again.model.name, again.model.options) == (STAGES, first.model.options)
 
 
+def test_a_second_backbone_whose_weights_nobody_can_find_is_refused() -> None:
+    """It was told to fine-tune: "mode frozen needs pretrained weights, and hf:vit starts at
+    random".
+    """
+    one, two = members()
+    of_a_folder = two.model.model_copy(update={"name": "hf:vit", "options": {"hidden_size": 8}})
+    both = (one, replace_(two, model=of_a_folder))
+    with pytest.raises(
+        ConfigError, match=r"does not say where.*first-answer-3: hf:vit.*watch\.retrain_space"
+    ):
+        heads.jobs(both, job().training, None)
+
+
 def test_heads_that_would_break_a_limit_with_more_rows_are_not_fitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,9 @@
 """Tune's searcher for trials that are known before the search starts: a grid or a random search.
 
 Tune asks for them one by one, and never has more of them than may run at a time.
+
+Where all trials begin together and train by the clock, nobody follows one that ends well. One that
+failed or diverged leaves its CPU before the time is over: the next of the spare trials takes it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import Any
 from ray.tune.search import Searcher
 
 from raypipe.search.space.space import Changes
-from raypipe.search.trials.epoch_result import metric_of_result
+from raypipe.search.trials.epoch_result import UNUSABLE, metric_of_result
 from raypipe.train.job import TrainJob
 from raypipe.train.stopping import improved
 
@@ -24,8 +27,14 @@ class Planned(Searcher):  # type: ignore[misc]
     searcher's too, as JSON.
     """
 
-    def __init__(self, job: TrainJob, trials: list[Changes]) -> None:
+    # Here for searches that an older version began: Tune has pickled them without.
+    _spare = 0
+    _lost = 0  # trials that failed or diverged
+
+    def __init__(self, job: TrainJob, trials: list[Changes], spare: int = 0) -> None:
+        """spare: so many of the last trials begin only for one that failed or diverged each."""
         super().__init__()
+        self._spare = spare
         rule = job.train.stopping
         self._metric_name = rule.metric
         self._better = rule.mode
@@ -41,7 +50,8 @@ class Planned(Searcher):  # type: ignore[misc]
 
     def suggest(self, trial_id: str) -> Any:
         """The next trial's values; None: not now; FINISHED: there is none left."""
-        if self._next >= len(self._trials):
+        begin = len(self._trials) - max(0, self._spare - self._lost)
+        if self._next >= begin:
             # Once the search is finished, Tune gives a paused trial's process to no other trial.
             return None if self._live else Searcher.FINISHED
         if len(self._live) >= self._concurrent:
@@ -61,18 +71,22 @@ class Planned(Searcher):  # type: ignore[misc]
     ) -> None:
         """The trial ended, or it paused and gives its place to another one."""
         self.on_trial_result(trial_id, result or {})
+        if error or (result or {}).get(UNUSABLE):
+            self._lost += 1
         if trial_id in self._live:
             self._live.remove(trial_id)
         value = self._best.pop(trial_id, None)
         self._learn(trial_id, None if error else value)
 
     def get_state(self) -> dict[str, Any]:
-        return {"next": self._next, "live": self._live, "best": self._best}
+        state = {"next": self._next, "live": self._live, "best": self._best}
+        return state | ({"lost": self._lost} if self._spare else {})
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._next = state["next"]
         self._live = state["live"]
         self._best = state["best"]
+        self._lost = state.get("lost", 0)
 
     def save(self, checkpoint_path: str) -> None:
         state = json.dumps(self.get_state())

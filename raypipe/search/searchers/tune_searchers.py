@@ -112,12 +112,15 @@ def searcher(
     earlier: list[Earlier],
     folder: Path,
     concurrent: int,
+    spare: int = 0,
 ) -> Any:
     """Tune's searcher; `concurrent` trials may be drawn before the first of them ends.
+
+    spare: see `Planned`; only of a random search.
 
     Tune asks a ConcurrencyLimiter how many trials may wait. `Planned` itself does the limiting.
     """
     if cfg.searcher == "random":
-        return ConcurrencyLimiter(Planned(job, trials), concurrent)
+        return ConcurrencyLimiter(Planned(job, trials, spare), concurrent)
     kind = Bohb if cfg.searcher == "bohb" else Suggested
     return ConcurrencyLimiter(kind(job, cfg, trials, space, earlier, folder), concurrent)

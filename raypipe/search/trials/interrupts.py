@@ -11,6 +11,8 @@ well, in a refit or in the next cell of a notebook. So ours take their place:
 3. `fit` raises KeyboardInterrupt after Ctrl-C, else RaypipeError.
 4. The handlers from before are back: after the first signal already, so that a second one ends the
    process at once. Whatever is written meanwhile is written by an atomic rename.
+5. In a notebook the process goes on after a second Ctrl-C, and Tune would leave its trials running:
+   the next search would wait for their CPUs without an end. They are killed.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -40,6 +42,8 @@ class Asked:
     def __init__(self) -> None:
         self._by: int | None = None
         self._before: dict[int, Any] = {}
+        self.running: Any = None
+        """Tune's controller, from its first step until its trials have ended."""
 
     def is_set(self) -> bool:
         """What Tune's loop asks before each step."""
@@ -84,22 +88,36 @@ def heeded() -> Iterator[Asked]:
     asked = Asked()
     controller = tune_controller.TuneController
     plain_setup, plain_cleanup = tune_loop._setup_signal_catching, controller.cleanup
+    plain_step = controller.step
+
+    def step(self: Any) -> None:
+        asked.running = self
+        plain_step(self)
 
     def cleanup(self: Any) -> None:
         # Tune calls it when its loop has ended and the state is saved.
         if not asked.is_set():
             plain_cleanup(self)
+            asked.running = None
             return
         self._actor_manager.cleanup()
+        asked.running = None
         self.end_experiment_callbacks()
         raise asked.error()
 
     tune_loop._setup_signal_catching, controller.cleanup = asked.listen, cleanup
+    controller.step = step
     try:
         yield asked
         # It came while Tune waited for the last trials: `fit` has returned as if nothing was.
         if asked.is_set():
             raise asked.error()
+    except BaseException:
+        if asked.running is not None:
+            with suppress(Exception):  # Ray may be gone
+                asked.running._actor_manager.cleanup()
+        raise
     finally:
         asked.forget()
+        controller.step = plain_step
         tune_loop._setup_signal_catching, controller.cleanup = plain_setup, plain_cleanup

@@ -20,7 +20,7 @@ from typing import Any
 from ray import tune
 
 from raypipe.models.zoo import ModelConfig
-from raypipe.search import budget
+from raypipe.search import budget, networks
 from raypipe.search.budget import Speed
 from raypipe.search.ledger import Ledger
 from raypipe.search.trials import trial_checkpoints
@@ -41,6 +41,9 @@ Listener = Callable[[int, int, list[Standing]], None]
 
 # Called with Tune's trial when it has ended without an error.
 Ended = Callable[[Any], None]
+
+# Fields of a trial's model that decide how long its network predicts.
+_DECIDES_WORK = ("name", "mode", "side_px")
 
 _SAVED = (
     "_best",
@@ -237,6 +240,11 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         epochs = result["training_iteration"]
         more = self._ledger is not None and self._ledger.forecast.has_more_threads
         found = budget.speed_of(name, side_px, is_frozen, result, epochs, more)
+        if found is not None and self._ledger is not None:
+            named = {f"model.{field}": field for field in _DECIDES_WORK}
+            drawn = {field: changes[name] for name, field in named.items() if name in changes}
+            model = self._model.model_copy(update=drawn)
+            found = networks.on_cpus(found, model, self._ledger.forecast.works_per_s)
         self.speed = found or self.speed
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -300,7 +308,8 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         standings.sort(key=lambda standing: sign * standing.best)
         # At its end a search stops hundreds of trials that never began: they are finished, too.
         ended = [t for t in trials if t.is_finished() and t.trial_id in self._has_ended]
-        self._listener(len(ended), self._total, standings)
+        # One that diverged may have a follower.
+        self._listener(len(ended), max(self._total, len(trials)), standings)
 
     def _standing(self, trial: Any) -> Standing:
         """The trial's line, made again only if it changed."""

@@ -17,6 +17,7 @@ from ray import tune
 from raypipe.config import key_of, replace
 from raypipe.errors import without_secrets
 from raypipe.search.trials import trial_checkpoints
+from raypipe.search.trials.by_clock import ByClock
 from raypipe.search.trials.epoch_result import result_of
 from raypipe.train import checkpoint
 from raypipe.train.checkpoint.saver import Saver, newest
@@ -61,18 +62,22 @@ def run_trial(
     data: dict[str, Data],
     trials: str,
     over: str | None = None,
+    by_clock: ByClock | None = None,
 ) -> None:
     """Train one trial; Ray Tune calls this in the trial's process.
 
     data: the images by `data_key`. trials: the folder of all trials' checkpoints. over: a file;
     when it appears, the trial leaves its epoch, which is not saved. Tune alone would wait ten
-    seconds for the epoch's end.
+    seconds for the epoch's end. by_clock: of trials that train by it.
     """
     import torch
 
     allow_slow_handover()
     torch.set_num_threads(1)  # trials run side by side, one CPU each
+    name = trial_checkpoints.name_of(tune.get_context().get_trial_dir())
     trial_job = job_of(job, changes)
+    if by_clock is not None:
+        trial_job = by_clock.job_of(name, trial_job)
     rule = trial_job.train.stopping
 
     # Tune's checkpoint is a pointer to ours. After an exploit it names the donor's.
@@ -81,7 +86,7 @@ def run_trial(
     reported = trial_checkpoints.reported_epoch(pointer)
     folder = trial_checkpoints.prepare_folder(
         Path(trials),
-        trial_checkpoints.name_of(tune.get_context().get_trial_dir()),
+        name,
         changes,
         trial_checkpoints.pointed_checkpoint(pointer, Path(trials)),
     )

@@ -24,6 +24,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,8 +36,10 @@ from ray.tune.execution import class_cache, tune_controller
 from ray.tune.execution.class_cache import _ActorClassCache
 
 from raypipe.cluster.connect import ENV
+from raypipe.errors import RaypipeError
 
 PRELOAD = "torch,ray.tune,raypipe.search.trials.trial"
+_search = threading.Lock()
 
 # The variables that Tune propagates to trials, without the AWS keys. Workers do not need these:
 # they have their node's environment, and table.storage_options from the job.
@@ -73,6 +76,25 @@ def applied(multi_worker: bool = False) -> Iterator[None]:
         tune_controller.PlacementGroupResourceManager = manager
         tune_controller._ActorClassCache = classes
         class_cache.ENV_VARS_TO_PROPAGATE = propagated
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Raise RaypipeError if another thread of this process is within.
+
+    Tune's classes are one for all threads, and so are the changes: the first search to end would
+    take them back in the middle of the other one.
+    """
+    if not _search.acquire(blocking=False):
+        raise RaypipeError(
+            "Another thread of this process runs a search",
+            rule="Ray Tune is changed while a search runs, for the whole process",
+            fix="Run one after the other, or each in a process of its own",
+        )
+    try:
+        yield
+    finally:
+        _search.release()
 
 
 def run_config(tuner: tune.Tuner) -> tune.RunConfig:
