@@ -12,7 +12,8 @@ import pytest
 
 from raypipe.config import RunConfig
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry.package import Package, Reference, build
+from raypipe.registry.package import Package, Reference
+from raypipe.registry.packing import build
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.serve.online import metrics, server
 from raypipe.serve.online.batching import Outcome

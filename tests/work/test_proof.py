@@ -348,7 +348,7 @@ def registered_again(loop: Loop, name: str, change: Callable[[dict[str, Any]], N
     for file, data in files.items():
         if file != packages.MANIFEST:
             (folder / file).write_bytes(data)
-            manifest[file] = packages._sha256(data)
+            manifest[file] = packages.sha256(data)
     (folder / packages.MANIFEST).write_text(json.dumps(manifest))
     run_id = store.client.get_model_version(NAME, str(loop.first.version)).run_id
     version = promote.register(store, run_id, folder, key_of(name), {})
