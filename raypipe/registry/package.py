@@ -143,7 +143,7 @@ class Package:
                 f"The model package is not the one that was registered{as_name}",
                 got=f"{where}, manifest sha256 {self.seal[:12]}…",
                 rule=f"Its registered version says {seal[:12]}…, and nothing altered is loaded",
-                fix="Restore the package, or train and register again",
+                fix="Restore the package, or train and register again with another run.seed",
             )
         manifest = _manifest(written, where)
         files = {MANIFEST: written}
@@ -243,7 +243,7 @@ class Package:
                 f"The calibration of severity of {self._where} is of another model",
                 got=widths,
                 rule=f"This one has {ours[0]} classes and {ours[1]} features",
-                fix="Restore the package, or train and register again",
+                fix="Restore the package, or train and register again with another run.seed",
             )
         return found
 
