@@ -27,7 +27,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from raypipe.errors import ConfigError
 from raypipe.images.decode import decode_batch
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import graph, package
+from raypipe.registry import graph, packing
 from raypipe.registry.package import Package, Reference
 from tests.mixed_images import mixed_images
 
@@ -53,7 +53,7 @@ def built(folder: Path, cfg: ModelConfig) -> tuple[Package, np.ndarray]:
     torch.nn.init.normal_(model.head.linear.weight, std=0.1)
     empty = Reference(np.zeros((1, seen_ND.shape[1])), np.zeros((1, CLASSES)), ("none",))
     classes = tuple(map(str, range(CLASSES)))
-    return Package(package.build(folder, model, cfg, classes, empty, {})), pixels_NHWC
+    return Package(packing.build(folder, model, cfg, classes, empty, {})), pixels_NHWC
 
 
 def seconds(run: graph.Run, pixels_NHWC: np.ndarray) -> float:

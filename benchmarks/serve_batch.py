@@ -88,7 +88,7 @@ def store_of(folder: Path, name: str, side_px: int | None = None) -> tuple[Any, 
 
     from raypipe.config import RunConfig
     from raypipe.models.zoo import ImageModel, ModelConfig
-    from raypipe.registry import package, promote, runs
+    from raypipe.registry import packing, promote, runs
     from raypipe.registry.package import Reference
     from raypipe.registry.store import open_store
     from raypipe.registry.tracking import RegistryConfig
@@ -102,7 +102,7 @@ def store_of(folder: Path, name: str, side_px: int | None = None) -> tuple[Any, 
         model = ImageModel(cfg, 3).eval()
         width = model.head.features
         reference = Reference(np.zeros((2, width)), np.full((2, 3), 1 / 3), ("a", "b"))
-        built = package.build(folder / "package", model, cfg, ("a", "b", "c"), reference, {})
+        built = packing.build(folder / "package", model, cfg, ("a", "b", "c"), reference, {})
         with runs.run(store, "made", "train", {}, None) as run_id:
             pass
         version = promote.register(store, run_id, built, name, {})

@@ -2,8 +2,8 @@
 
     python serve.py CONFIG endpoint.yml --name=N --readers=GROUP --create=false section.key=value
 
-Limits, size and rights are those of endpoint.yml. Run again, it changes nothing. An endpoint that
-does not exist is made only with --create=true: it costs money. What was set is read back; if the
+Limits, size, tags and rights are those of endpoint.yml; tags of others stay. Run again, it changes
+nothing. An endpoint that does not exist is made only with --create=true: it costs money. What was set is read back; if the
 champion moves meanwhile, the endpoint follows it again.
 
 It talks to the documented REST API through Databricks' SDK, which knows how to log in.
@@ -93,6 +93,7 @@ def follow(
         if wanted.get("ai_gateway"):
             call("PUT", f"/api/2.0/serving-endpoints/{name}/ai-gateway", body=wanted["ai_gateway"])
         endpoint = _wait(call, name)
+        _tag(call, endpoint, settings.get("tags") or [])
         _allow(call, endpoint["id"], settings.get("permissions", []), readers)
         if not _serves(endpoint, wanted):
             raise RaypipeError(
@@ -161,6 +162,15 @@ def _wait(call: Call, name: str, failed_is_fine: bool = False) -> Any:
                 fix="Look at the endpoint's logs in the workspace, then run the job again",
             )
         time.sleep(POLL_S)
+
+
+def _tag(call: Call, endpoint: Any, tags: list[dict[str, str]]) -> None:
+    """Give an endpoint the tags that the settings have and it has not; those of others stay."""
+    has = {tag["key"]: tag.get("value", "") for tag in endpoint.get("tags") or []}
+    missing = [tag for tag in tags if has.get(tag["key"]) != tag.get("value", "")]
+    if missing:
+        path = f"/api/2.0/serving-endpoints/{endpoint['name']}/tags"
+        call("PATCH", path, body={"add_tags": missing})
 
 
 def _allow(call: Call, endpoint_id: str, permissions: list[dict[str, str]], readers: str) -> None:

@@ -51,6 +51,14 @@ def promote(
             "raypipe promote needs a version, or --history",
             fix="raypipe promote CONFIG --version 3, or raypipe promote CONFIG --history",
         )
+    # Whoever gives a reason thinks that something moves.
+    unused = [name for name, given in (("--why", why), ("--unbar", unbar)) if given]
+    if history and unused:
+        raise ConfigError(
+            "raypipe promote --history only lists the moves: nothing is promoted",
+            got=", ".join(unused),
+            fix="Leave it out, or name a version: raypipe promote CONFIG --version 3 --why TEXT",
+        )
     console, job = _begin(config, overrides, json)
     from raypipe.work import promotions
 

@@ -20,7 +20,7 @@ from raypipe.models import metrics
 from raypipe.models.labels import NUMERIC
 from raypipe.models.tasks import Task, tags
 
-_FIX = "Restore the package, or train and register again"
+_FIX = "Restore the package, or train and register again with another run.seed"
 
 
 @dataclass(frozen=True)

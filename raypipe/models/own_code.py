@@ -9,7 +9,7 @@ This is code that runs. `Package` runs it only if the manifest was checked again
 from outside the package.
 
 What is found: modules that are imported by name, also inside functions. What is not: names computed
-at run time, data files, compiled modules. `package.build` builds the model once from what it packs,
+at run time, data files, compiled modules. `packing.build` builds the model once from what it packs,
 so that a missing one is found at once. It also lets it predict once without these modules: they can
 be imported while the model is built, and not later.
 """

@@ -377,7 +377,7 @@ def _refused(where: str, got: str) -> DataError:
         f"The calibration of severity of {where} cannot be used",
         got=got,
         rule="It is what raypipe wrote when the model was registered",
-        fix="Restore the package, or train and register again",
+        fix="Restore the package, or train and register again with another run.seed",
     )
 
 

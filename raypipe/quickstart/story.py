@@ -145,7 +145,13 @@ def _told(job: Job, console: Console) -> dict[str, Any]:
             first,
             console.say,
             decided=lambda said: calls.keep(
-                job.run, job.watch, checks["poly"].key, store.model, str(first), said
+                job.run,
+                job.watch,
+                checks["poly"].key,
+                store.model,
+                str(first),
+                said,
+                seal=first.seal,
             ),
         )
         _show(console, tables.comparison(after))

@@ -1,7 +1,8 @@
 """The model card: what a model was made from, what it is for, and how good it is, on one page.
 
 After Mitchell et al. 2019, "Model Cards for Model Reporting". It is part of the package, as
-`card.html` and `card.md`, and is logged to MLflow. Whoever publishes a model fills in a `Card`.
+`card.html` and `card.md`, and is logged to MLflow, as `card-KEY.html` and `card-KEY.md`. Whoever
+publishes a model fills in a `Card`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,15 @@ from raypipe.models.tasks import NUMERIC, Task
 from raypipe.registry import quality_parts
 
 HTML, MARKDOWN = "card.html", "card.md"
+
+
+def of_package(page: str, key: str) -> str:
+    """The name of a page in an MLflow run. Several packages of one training share its run, as with
+    and without calibration, so a page is named by the package's key there."""
+    stem, dot, kind = page.partition(".")
+    return f"{stem}-{key}{dot}{kind}"
+
+
 UNKNOWN_USE = (
     "Not stated. The model knows images like those of its training table, and nothing says how it "
     "does on others. Set registry.intended_use."

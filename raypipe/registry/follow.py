@@ -37,7 +37,7 @@ from raypipe.tables.commits import TRIES, Moved
 log = logging.getLogger("raypipe")
 # Tables whose lost moves were told of: a server looks often.
 _told: set[tuple[str, str, str]] = set()
-# Moves by hand that could not be recorded, and were told of.
+# Differences from the table that could be neither recorded nor mended, and were told of.
 _unrecorded: set[tuple[str, str, str, int, int | None]] = set()
 LOOK_AGAIN_S = 0.5
 APPLIED = "raypipe.move."  # tag of a version, with the alias: the number of the applied move
@@ -83,9 +83,8 @@ def held(store: Store) -> Held:
             time.sleep(LOOK_AGAIN_S)
             continue
         if now.version == move.version_from and not _is_applied(store, move):
-            said = "The table of moves says version %s of %s, the %s said %s: mended"
-            log.warning(said, move.version_to, store.model, store.alias, now.version)
-            apply(store, move)
+            if not _mend(store, now, move):
+                return now
         elif not _record_by_hand(store, now, move):
             return now
         retries.pause(attempt)
@@ -244,6 +243,27 @@ def _tag_if_allowed(store: Store, move: Move) -> None:
         if e.error_code != "PERMISSION_DENIED":
             raise
         log.debug("The tag of %s stays out: %s", move, e)
+
+
+def _mend(store: Store, now: Held, move: Move) -> bool:
+    """Set the alias that a killed promoter has left behind. False if this process may not: the
+    alias counts as it is, and the next process that may sets it."""
+    from mlflow.exceptions import MlflowException
+
+    said = "The table of moves says version %s of %s, the %s said %s"
+    about = move.version_to, store.model, store.alias, now.version
+    try:
+        apply(store, move)
+    except MlflowException as e:
+        if e.error_code != "PERMISSION_DENIED":
+            raise
+        which = store.moves, store.model, store.alias, move.number, now.version
+        if which not in _unrecorded:
+            _unrecorded.add(which)
+            log.warning(f"{said}, and MLflow lets this process change nothing: it stays", *about)
+        return False
+    log.warning(f"{said}: mended", *about)
+    return True
 
 
 def _set(write: Callable[..., None], *given: str) -> None:

@@ -308,9 +308,12 @@ def _require_same_task(now: Held, challenger: ModelVersion) -> None:
 
 
 def _rolled_back(now: Held) -> tuple[int | None, int] | None:
-    """The ends of the newest move, if that is a rollback already."""
+    """The ends of the newest move, if that is a rollback already, and the alias is still there."""
     newest = now.history.newest
     if newest is None or newest.why != "rollback" or not newest.version_to:
+        return None
+    # Somebody has moved the alias in MLflow since, and nobody has recorded that yet.
+    if newest.version_to != now.version:
         return None
     return newest.version_from, newest.version_to
 

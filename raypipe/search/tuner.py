@@ -30,7 +30,7 @@ from raypipe.cluster.recorder import recorded
 from raypipe.cluster.usage import FILE as USAGE
 from raypipe.config import dump, key_of, replace, save
 from raypipe.feed.dataset import Pinned, pin
-from raypipe.registry.package import require_packable
+from raypipe.registry.packing import require_packable
 from raypipe.search import (
     feasible,
     finished,

@@ -20,6 +20,7 @@ from raypipe.files import by_content
 from raypipe.images.augment import AugmentConfig
 from raypipe.models import fingerprint
 from raypipe.models.zoo import ModelConfig
+from raypipe.registry import package
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables.table import TableConfig, TableVersion
 from raypipe.train import objective as objectives
@@ -318,9 +319,8 @@ class TrainJob(TrainSections):
 
         folder = Path(path)
         with suppress(OSError, ValueError, KeyError, TypeError):
-            # A package has a manifest of that name, too, and its hash is the seal.
             if (folder / "package.json").is_file():
-                return hashlib.sha256((folder / checkpoint.MANIFEST).read_bytes()).hexdigest()
+                return package.seal_of(folder)
             return checkpoint.weights_digest(folder)
         return path
 

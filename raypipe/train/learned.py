@@ -97,7 +97,7 @@ def _read(name: str, data: bytes) -> np.ndarray:
             f"{name} of a package does not say which rows it has learned from",
             got=f"{rows_N2.dtype} {rows_N2.shape}",
             rule="It is what raypipe wrote when the model was registered: uint64 (rows, 2)",
-            fix="Restore the package, or train and register again",
+            fix="Restore the package, or train and register again with another run.seed",
         )
     return rows_N2
 

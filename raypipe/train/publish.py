@@ -18,8 +18,8 @@ from raypipe.errors import hidden
 from raypipe.feed.dataset import Pinned
 from raypipe.files import file_lock
 from raypipe.models.ensemble import EnsembleModel
-from raypipe.registry import made_by, of_task, package, promote, runs, system_metrics
-from raypipe.registry.card import HTML, MARKDOWN, html, markdown
+from raypipe.registry import made_by, of_task, package, packing, promote, runs, system_metrics
+from raypipe.registry.card import HTML, MARKDOWN, html, markdown, of_package
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
 from raypipe.tables import scan
@@ -144,10 +144,10 @@ def _publish(
     )
     facts[origin.MADE] = made
     reference = held_out.reference
-    package.build(folder, model, job.model, result.classes, reference, facts, extra)
+    packing.build(folder, model, job.model, result.classes, reference, facts, extra)
     run_id = _log(store, job, result, name, config, children, nodes)
     for file, text in pages.items():
-        runs.log_text(store, run_id, text, file)
+        runs.log_text(store, run_id, text, of_package(file, key))
     tags = {
         "raypipe.table": str(result.version),
         **of_task.tags(pinned.task),

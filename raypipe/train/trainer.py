@@ -32,7 +32,7 @@ from raypipe.models.ensemble import EnsembleModel
 from raypipe.models.finite import require_weights
 from raypipe.models.predictor import Predictor
 from raypipe.models.zoo import ImageModel
-from raypipe.registry.package import require_packable
+from raypipe.registry.packing import require_packable
 from raypipe.train import checkpoint, ensembles, start
 from raypipe.train.auto import finders
 from raypipe.train.checkpoint.saver import Saver, newest

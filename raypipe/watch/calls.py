@@ -28,6 +28,9 @@ ROW = pa.schema(
         for name in ("key", "about", "name", "model", "champion", "reason", "decided_at")
     ]
     + [("number", pa.int64()), ("act", pa.bool_()), ("format", pa.int32())]
+    # Of the champion's package: another registry may have a version of this name and number. Null
+    # in rows of an older raypipe.
+    + [("seal", pa.string())]
 )
 
 
@@ -39,16 +42,18 @@ def keep(
     champion: str,
     decision: Decision,
     only_first: bool = False,
+    seal: str | None = None,
 ) -> None:
     """Keep a decision about a retrain, unless the last one of the same check is equal.
 
     about: the key of the check, or what else the run is called. model: without its version.
-    champion: with it. only_first: a check that has an answer already keeps it.
+    champion: with it. only_first: a check that has an answer already keeps it. seal: of the
+    champion's package.
     """
     place, options = watch.place(run, "calls"), watch.storage_options
     for attempt in range(1, TRIES + 1):
         found = rows_named(place, {"about": about, "model": model}, None, options)
-        require_rows_of(ROW, found, place)
+        require_rows_of(ROW, found, place, {"seal"})
         mine = sorted(found.to_pylist(), key=lambda row: int(row["number"]))
         if mine and (only_first or _same(mine[-1], decision, champion)):
             return
@@ -65,6 +70,7 @@ def keep(
             "number": number,
             "act": decision.act,
             "format": FORMAT,
+            "seal": seal,
         }
         make = partial(pa.Table.from_pylist, [row], ROW)
         why = f"retrain {model}: {'yes' if decision.act else 'no'}"

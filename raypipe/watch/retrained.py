@@ -14,7 +14,7 @@ from raypipe.config import RunConfig, key_of
 from raypipe.registry import promote, runs
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
-from raypipe.watch import decide, decisions
+from raypipe.watch import decide, decisions, records
 from raypipe.watch.comparison import Comparison
 from raypipe.watch.cycle import Busy, Journal, hold
 from raypipe.watch.decide import Decision, GateConfig
@@ -83,9 +83,16 @@ def _lost(store: Store, run: RunConfig, watch: WatchConfig, kept: Mapping[str, A
     row = decisions.find(run, watch, kept["evidence"]["decision"])
     if row is None:
         return "the row of the decision was deleted"
-    there = {version.version for version in promote.versions(store)}
-    gone = [text for text in (row["champion"], row["challenger"]) if _number(text) not in there]
-    return f"{gone[0]} was deleted" if gone else ""
+    there = {version.version: version.seal for version in promote.versions(store)}
+    compared = records.seals_of(row)
+    for name in (row["champion"], row["challenger"]):
+        if _number(name) not in there:
+            return f"{name} was deleted"
+        # A store that was made again counts from 1, and another registry may be in use now.
+        seal, was = there[_number(name)], compared.get(name)
+        if seal and was and seal != was:
+            return f"{name} is another package than the one that was compared"
+    return ""
 
 
 def _outdated(

@@ -203,17 +203,21 @@ def tell(job: Job) -> Told:
     # One folder may hold records of several models, and of another registry's model of this name.
     named = [row for row in checks.rows if str(row.get("model")).startswith(mine)]
     seals = {str(version): version.seal for version in promote.versions(store)}
-    foreign = {str(row.get("key")) for row in named if not _is_of(row, seals)}
+    foreign = {
+        str(row.get("key")) for row in named if not _is_of(row.get("model"), row.get("seal"), seals)
+    }
     of_checks = [row for row in named if str(row.get("key")) not in foreign]
     compared = [row for row in decisions.rows if str(row.get("champion")).startswith(mine)]
     moved = moves.read(store).moves
     carried_out = {str(move.evidence.get("decision")) for move in moved}
     of_decisions = [row for row in compared if _is_compared_here(store, row, seals, carried_out)]
-    of_calls = [
+    # Those of checks that are left out are not counted again.
+    called = [
         row
         for row in calls.rows
         if row.get("model") == store.model and str(row.get("about")) not in foreign
     ]
+    of_calls = [row for row in called if _is_of(row.get("champion"), row.get("seal"), seals)]
     log = appended.read(store.moves, store.moves_options)
     altered = []
     tables = {"drift checks": checks, "decisions to retrain or not": calls}
@@ -228,7 +232,11 @@ def tell(job: Job) -> Told:
         [timeline.move(one, store.alias) for one in moved],
     )
     page = job.run.path / "reports" / f"timeline-{in_name(store.model)}.html"
-    left_out = {"check": len(foreign), "comparison": len(compared) - len(of_decisions)}
+    left_out = {
+        "check": len(foreign),
+        "decision": len(called) - len(of_calls),
+        "comparison": len(compared) - len(of_decisions),
+    }
     others = " and ".join(_times(count, noun) for noun, count in left_out.items() if count)
     if others:
         others += " of packages that this registry does not have"
@@ -239,13 +247,13 @@ def tell(job: Job) -> Told:
     return told
 
 
-def _is_of(row: Mapping[str, Any], seals: Mapping[str, str | None]) -> bool:
-    """Was a check made with a version of this registry? seals: of its versions, by NAME/N.
+def _is_of(version: Any, seal: Any, seals: Mapping[str, str | None]) -> bool:
+    """Is what a record names a version of this registry? seals: of its versions, by NAME/N.
 
     An older raypipe kept no seal; of a version that was deleted, nobody knows it any more.
     """
-    known = seals.get(str(row.get("model")))
-    return not row.get("seal") or not known or row["seal"] == known
+    known = seals.get(str(version))
+    return not seal or not known or seal == known
 
 
 def _is_compared_here(

@@ -186,7 +186,8 @@ def _retrain(job: Job, show: Show, tell: Sinks, monitors: Sequence[Monitor]) -> 
         # A check that waits for images and what follows from earlier ones are one answer.
         reason = f"{waiting}. {decision.reason}" if waiting else decision.reason
         said = Decision(decision.act, reason)
-        calls.keep(job.run, job.watch, about if waiting else run, store.model, str(current), said)
+        of = about if waiting else run
+        calls.keep(job.run, job.watch, of, store.model, str(current), said, seal=current.seal)
 
     done = loop.retrain(
         store,
@@ -215,12 +216,14 @@ def _call(job: Job, run: str, checked: CheckResult | Waiting) -> None:
     """Keep what the policy says of a check that was not followed by a retrain."""
     store = open_store(job.run, job.registry, job.artifacts)
     if isinstance(checked, Waiting):
-        decision, champion = Decision(False, str(checked)), str(promote.require_champion(store))
+        current = promote.require_champion(store)
+        decision, champion, seal = Decision(False, str(checked)), str(current), current.seal
     else:
         scope = f"{store.model}@{store.alias}"
-        decision, champion = calls.of_check(job.run, job.watch, scope, checked), checked.model
+        decision = calls.of_check(job.run, job.watch, scope, checked)
+        champion, seal = checked.model, checked.seal
     # A retrain has looked for labels, too: what it has said of this check stays the last word.
-    calls.keep(job.run, job.watch, run, store.model, champion, decision, only_first=True)
+    calls.keep(job.run, job.watch, run, store.model, champion, decision, only_first=True, seal=seal)
 
 
 def _check(job: Job, show: Show) -> CheckResult | Waiting:

@@ -95,7 +95,8 @@ def test_everybody_takes_a_prepared_table_and_says_what_it_stands_for(
     name, version = trained[1]["model"].removeprefix("models:/").rsplit("/", 1)
     logged = store.client.get_model_version(name, version)
     assert logged.tags[runs.PREPARED_FROM] == source
-    card = mlflow.artifacts.load_text(f"{found_runs[0].info.artifact_uri}/card.md")
+    place = f"{found_runs[0].info.artifact_uri}/card-{logged.tags[runs.KEY]}.md"
+    card = mlflow.artifacts.load_text(place)
     assert source in card
     # Test images were looked at twice: on the source, and on its copy.
     assert runs.looks(store, done.table) == runs.looks(store, done.source) == 2

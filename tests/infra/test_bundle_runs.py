@@ -123,6 +123,10 @@ class Serving:
             found["config" if part == "config" else "ai_gateway"] = body
             self.looks[name] = 2 if part == "config" else self.looks[name]
             return body, 200
+        if method == "PATCH" and part == "tags":
+            kept = {tag["key"]: tag for tag in [*found.get("tags", []), *body["add_tags"]]}
+            found["tags"] = list(kept.values())
+            return {"tags": found["tags"]}, 200
         self.looks[name] = max(0, self.looks[name] - 1)
         state = "IN_PROGRESS" if self.looks[name] else "NOT_UPDATING"
         return found | {"state": {"config_update": state, "ready": "READY"}}, 200

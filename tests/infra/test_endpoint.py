@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -31,15 +32,20 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return made
 
 
-def test_a_new_size_reaches_an_endpoint_that_has_the_version(serve: ModuleType) -> None:
-    """A larger workload_size in endpoint.yml came with the next promotion, whenever that was."""
-    service = Serving()
-
+def calling(serve: ModuleType, service: Serving) -> Callable[..., Any]:
     def call(method: str, path: str, body: Any = None) -> Any:
         answer, status = service.answer(method, path, body)
         if status == 404:
             raise serve.NotFound("no such endpoint")
         return answer
+
+    return call
+
+
+def test_a_new_size_reaches_an_endpoint_that_has_the_version(serve: ModuleType) -> None:
+    """A larger workload_size in endpoint.yml came with the next promotion, whenever that was."""
+    service = Serving()
+    call = calling(serve, service)
 
     def follow(size: str) -> str:
         entity = SETTINGS["config"]["served_entities"][0] | {"workload_size": size}
@@ -57,3 +63,21 @@ def test_a_new_size_reaches_an_endpoint_that_has_the_version(serve: ModuleType) 
     # What the API does not tell is no difference.
     del entity["workload_size"]
     assert "already" in follow("Large")
+
+
+def test_a_new_tag_reaches_an_endpoint_that_has_the_version(serve: ModuleType) -> None:
+    """Tags of endpoint.yml came with a new endpoint alone: `cost_centre` never reached the bill."""
+    service = Serving()
+
+    def follow(**tags: str) -> dict[str, str]:
+        settings = SETTINGS | {"tags": [{"key": key, "value": tags[key]} for key in tags]}
+        service.calls.clear()
+        serve.follow(calling(serve, service), None, settings, "cells", "readers", True)
+        return {tag["key"]: tag["value"] for tag in service.endpoints["cells"]["tags"]}
+
+    told = ("PATCH", "/api/2.0/serving-endpoints/cells/tags")
+    assert follow(project="raypipe") == {"project": "raypipe"} and told not in service.calls
+    service.endpoints["cells"]["tags"].append({"key": "theirs", "value": "1"})
+    both = {"project": "solar", "theirs": "1", "cost_centre": "7"}
+    assert follow(project="solar", cost_centre="7") == both and told in service.calls
+    assert follow(project="solar", cost_centre="7") == both and told not in service.calls

@@ -14,7 +14,7 @@ from raypipe.errors import ConfigError, DataError
 from raypipe.images.decode import decode_batch
 from raypipe.models.ensemble import EnsembleModel, Member
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import package
+from raypipe.registry import package, packing
 from raypipe.registry.package import Package, Reference
 from raypipe.train import ensembles, start
 from raypipe.train.ensembles import Part
@@ -55,7 +55,7 @@ def packed(
         np.zeros((2, ensemble.widths[0])), np.full((2, len(classes)), 0.5), ("x", "y")
     )
     first = ensemble.members[0].model
-    return Package(package.build(folder, ensemble, first, classes, reference, facts))
+    return Package(packing.build(folder, ensemble, first, classes, reference, facts))
 
 
 @pytest.mark.parametrize("task", ["single_label", "multi_label", "probability", "regression"])

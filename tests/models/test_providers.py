@@ -18,7 +18,7 @@ from raypipe.config import validate
 from raypipe.errors import ConfigError
 from raypipe.models import depth, library_backbones, providers
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import package
+from raypipe.registry import packing
 from raypipe.registry.package import Package, Reference
 
 VIT = {
@@ -65,7 +65,7 @@ def cfg(name: str, **settings: Any) -> ModelConfig:
 
 def packed(model: ImageModel, made_by: ModelConfig, folder: Path) -> Package:
     reference = Reference(np.zeros((1, 2)), np.zeros((1, 2)), ("a",))
-    built = package.build(folder, model, made_by, ("a", "b"), reference, {})
+    built = packing.build(folder, model, made_by, ("a", "b"), reference, {})
     # Code of a file: model runs only if somebody vouches for it, as the registry does.
     return Package(built, seal=Package(built).seal)
 

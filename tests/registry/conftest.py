@@ -11,7 +11,7 @@ import torch
 
 from raypipe.config import RunConfig
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import mlflow_model, package
+from raypipe.registry import mlflow_model, packing
 from raypipe.registry.package import Package, Reference
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
@@ -39,7 +39,7 @@ def small_package(model: ImageModel, folder: Path) -> Package:
     features, scores = rng.normal(size=(30, 64)), rng.dirichlet(np.ones(3), 30)
     reference = Reference(features, scores, tuple(f"image {i}" for i in range(30)))
     facts = {"table": {"uri": "/somewhere", "version": 3}, "metrics": {"val_accuracy": 0.9}}
-    return Package(package.build(folder, model, CFG, ("a", "b", "c"), reference, facts))
+    return Package(packing.build(folder, model, CFG, ("a", "b", "c"), reference, facts))
 
 
 @pytest.fixture

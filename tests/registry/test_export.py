@@ -13,7 +13,7 @@ from raypipe.errors import ConfigError, DataError
 from raypipe.images.decode import decode_batch
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry import export as exporting
-from raypipe.registry import graph, package
+from raypipe.registry import graph, packing
 from raypipe.registry.export import Sample, export
 from raypipe.registry.package import Package, Reference
 from tests.mixed_images import mixed_images
@@ -36,7 +36,7 @@ def built(folder: Path, task: str, views: int, temperature: float) -> Package:
         model.head.scale_by(5000.0, 300.0)
     reference = Reference(np.zeros((2, 64)), np.full((2, len(classes)), 0.5), ("x", "y"))
     facts = {"temperature": temperature}
-    return Package(package.build(folder, model, cfg, classes, reference, facts))
+    return Package(packing.build(folder, model, cfg, classes, reference, facts))
 
 
 @pytest.mark.parametrize(

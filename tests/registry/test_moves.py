@@ -220,6 +220,29 @@ def test_who_may_only_read_mlflow_has_a_champion_that_a_killed_promoter_left_wit
 
 
 @stores.sqlite_first
+def test_who_may_only_read_mlflow_goes_on_where_a_promoter_was_killed_before_the_alias(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each command that only reads ended in MLflow's PERMISSION_DENIED, until a promoter came."""
+    store = place.open()
+    move(store, 1)
+    moves.append(store, moves.read(store), (1, 2), "promotion")
+
+    def refused(*given: object) -> None:
+        raise MlflowException("not for you", error_code=PERMISSION_DENIED)
+
+    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING, "raypipe"):
+        patched.setattr(follow, "_set", refused)
+        for _ in range(2):  # a server asks every other second
+            assert promote.require_champion(store).version == 1
+    assert caplog.text.count("it stays") == 1 and "mended" not in caplog.text
+    with caplog.at_level(logging.WARNING, "raypipe"):
+        assert promote.require_champion(store).version == alias(store) == 2
+    assert "the champion said 1: mended" in caplog.text
+    assert told(store) == [(None, 1, "promotion"), (1, 2, "promotion")]
+
+
+@stores.sqlite_first
 def test_who_may_only_read_the_table_follows_a_move_by_hand(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -383,6 +406,11 @@ def test_the_verbs(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no earlier champion" in capsys.readouterr().err
     assert said("rollback", config)["after"] == 1
     assert planned("rollback", config) == (1, 1), "a second one changes nothing"
+    # Somebody moves it in MLflow: there is something to roll back again.
+    store = place.open()
+    store.client.set_registered_model_alias(store.model, "champion", "2")
+    assert planned("rollback", config) == (2, 1)
+    store.client.set_registered_model_alias(store.model, "champion", "1")
     assert said("rollback", config)["after"] == 1
     for more in ([], ["--dry-run"]):
         assert main(["promote", config, "--version", "2", *more]) == 2
@@ -396,6 +424,10 @@ def test_the_verbs(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     assert said("promote", config, "--version", "2", "--unbar")["after"] == 2
     listed = said("promote", config, "--history")["moves"]
     assert [m["why"] for m in listed] == ["by hand", "by hand", "rollback", "by hand"]
+    for more in (["--why", "looked at"], ["--unbar"]):
+        assert main(["promote", config, "--history", *more]) == 2
+        said_of = capsys.readouterr().err
+        assert more[0] in said_of and "nothing is promoted" in said_of
     assert main(["promote", config, "--history"]) == 0
     assert "rollback" in capsys.readouterr().out
 

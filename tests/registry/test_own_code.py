@@ -13,7 +13,7 @@ import torch
 from raypipe.errors import DataError
 from raypipe.models import own_code
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import package
+from raypipe.registry import packing
 from raypipe.registry.package import Package, Reference
 from tests import forked
 from tests.conftest import Draw
@@ -67,7 +67,7 @@ def built(folder: Path) -> Package:
     model = ImageModel(CFG, 2).eval()
     torch.nn.init.normal_(model.head.linear.weight)
     reference = Reference(np.zeros((4, 8)), np.full((4, 2), 0.5), tuple("abcd"))
-    made = package.build(folder, model, CFG, ("a", "b"), reference, {})
+    made = packing.build(folder, model, CFG, ("a", "b"), reference, {})
     return Package(made, Package(made).seal)
 
 
@@ -131,7 +131,7 @@ def test_code_that_cannot_be_packed_is_no_package(late: str, mine: Path, tmp_pat
     with pytest.raises(DataError, match="cannot be built from the code that was packed"):
         built(tmp_path / "other")
     with pytest.raises(DataError, match="cannot be built from the code that was packed"):
-        package.require_packable(CFG, 2)
+        packing.require_packable(CFG, 2)
     assert not (tmp_path / "other").exists() and made.classes == ("a", "b")
 
 
@@ -145,7 +145,7 @@ def test_a_module_that_is_imported_when_it_predicts_is_refused_before_the_traini
         "        return self.conv", "        from .late import gain\n        return self.conv"
     )
     (mine / "nets_of_mine" / "blocks.py").write_text(late)
-    for made in (lambda: package.require_packable(CFG, 2), lambda: built(tmp_path / "package")):
+    for made in (lambda: packing.require_packable(CFG, 2), lambda: built(tmp_path / "package")):
         with pytest.raises(
             DataError, match=r"nets_of_mine\S* is imported when the model predicts.*top of the file"
         ):
@@ -159,7 +159,7 @@ def test_a_module_that_is_imported_when_it_predicts_is_refused_before_the_traini
     )
     own_code._take({"nets_of_mine"})
     own_code.resolve.cache_clear()
-    package.require_packable(CFG, 2)
+    packing.require_packable(CFG, 2)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_model_that_its_package_would_build_in_another_way_is_refused(
 ) -> None:
     """It was trained and registered, and then predicted something else, or could not be loaded."""
     cfg = CFG.model_copy(update={"pretrained": True})
-    package.require_packable(cfg, 2)
+    packing.require_packable(cfg, 2)
     own_code._take({"nets_of_mine"})
     own_code.resolve.cache_clear()
     made = NETS.replace("    return Block(", f"    gain = gain()\n    {more}\n    return Block(")
@@ -185,7 +185,7 @@ def test_a_model_that_its_package_would_build_in_another_way_is_refused(
         .replace("width, gain())", "width, gain)")
     )
     with pytest.raises(DataError, match=rf"another model where pretrained is false: .*{why}"):
-        package.require_packable(cfg, 2)
+        packing.require_packable(cfg, 2)
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "code/../../outside", ""])

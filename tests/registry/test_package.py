@@ -18,7 +18,7 @@ from raypipe.errors import DataError
 from raypipe.images.decode import decode_batch
 from raypipe.images.measure import SEEN
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import package
+from raypipe.registry import package, packing
 from raypipe.registry.package import Package, Reference
 
 CFG = ModelConfig(name="small_cnn", pretrained=False, mode="finetune")
@@ -54,7 +54,7 @@ def test_looks_come_back_if_their_columns_are_known(
     looks = np.arange(3 * len(SEEN), dtype=np.float32).reshape(3, -1)
     looks[1] = np.nan
     reference = Reference(np.zeros((3, 64)), np.full((3, 3), 1 / 3), tuple("xyz"), looks)
-    made = Package(package.build(tmp_path / "p", model, CFG, ("a", "b", "c"), reference, {}))
+    made = Package(packing.build(tmp_path / "p", model, CFG, ("a", "b", "c"), reference, {}))
     np.testing.assert_array_equal(made.reference().looks_NK, looks)
     monkeypatch.setattr("raypipe.registry.package.SEEN", (*SEEN, "hue"))
     assert made.reference().looks_NK is None
@@ -148,7 +148,7 @@ def test_a_package_speaks_as_its_task_does(
     if model.head.scaled:
         model.head.scale_by(5000.0, 100.0)
     reference = Reference(np.zeros((1, 64)), np.zeros((1, len(classes))), ("0",))
-    built = Package(package.build(tmp_path / "package", model, cfg, classes, reference, {}))
+    built = Package(packing.build(tmp_path / "package", model, cfg, classes, reference, {}))
     assert built.predict([textured(1)]).labels == [says]
 
 
@@ -206,7 +206,7 @@ def test_a_model_that_is_not_numbers_is_not_packaged(bad: float, tmp_path: Path)
     model = ImageModel(CFG, 3)
     reference = Reference(np.zeros((1, 64)), np.zeros((1, 3)), ("0",))
     with pytest.raises(DataError, match=r"features that are not finite"):
-        package.build(
+        packing.build(
             tmp_path,
             model,
             CFG,
@@ -216,12 +216,12 @@ def test_a_model_that_is_not_numbers_is_not_packaged(bad: float, tmp_path: Path)
         )
     torch.nn.init.constant_(model.head.linear.bias, bad)
     with pytest.raises(DataError, match=r"head\.linear\.bias holds NaN or infinity"):
-        package.build(tmp_path, model, CFG, ("a", "b", "c"), reference, {})
+        packing.build(tmp_path, model, CFG, ("a", "b", "c"), reference, {})
 
 
 def test_a_package_says_no_bare_nan(model: ImageModel, tmp_path: Path) -> None:
     reference = Reference(np.zeros((1, 64)), np.zeros((1, 3)), ("0",))
-    package.build(
+    packing.build(
         tmp_path, model, CFG, ("a", "b", "c"), reference, {"metrics": {"val_loss": float("nan")}}
     )
     assert "NaN" not in (tmp_path / "package.json").read_text()
@@ -237,6 +237,6 @@ def test_a_reference_keeps_domains_and_groups_and_an_older_one_has_none(
     for kept in ((domains, groups), (domains, None), ((), None)):
         reference = replace(plain, domains=kept[0], groups=kept[1])
         folder = tmp_path / f"of {len(kept[0])} {kept[1] is None}"
-        package.build(folder, model, CFG, ("a", "b", "c"), reference, {})
+        packing.build(folder, model, CFG, ("a", "b", "c"), reference, {})
         found = Package(folder).reference()
         assert (found.domains, found.groups) == kept

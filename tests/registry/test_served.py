@@ -26,7 +26,7 @@ from PIL import Image
 from raypipe.errors import DataError
 from raypipe.images.decode import decode
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import inputs, package, promote, runs
+from raypipe.registry import inputs, packing, promote, runs
 from raypipe.registry.package import Package, Reference
 from raypipe.registry.store import Store
 from tests.conftest import Draw
@@ -226,7 +226,7 @@ def test_an_address_that_is_none_costs_its_own_place(tmp_path: Path) -> None:
 def test_numbers_have_no_classes(shared_store: Store, tmp_path: Path, textured: Draw) -> None:
     cfg = ModelConfig(name="small_cnn", pretrained=False, mode="finetune", task="regression")
     reference = Reference(np.zeros((4, 64)), np.zeros((4, 1)), tuple("abcd"))
-    folder = package.build(tmp_path / "package", ImageModel(cfg, 1), cfg, ("value",), reference, {})
+    folder = packing.build(tmp_path / "package", ImageModel(cfg, 1), cfg, ("value",), reference, {})
     model = mlflow.pyfunc.load_model(str(register(shared_store, folder, "a number")))
     images = pd.DataFrame({"image": [textured(1)]})
     assert model.predict(images)["label"].tolist() == ["0"]

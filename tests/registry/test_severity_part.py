@@ -12,7 +12,7 @@ import pytest
 from raypipe.errors import DataError
 from raypipe.models.severity import Calibration, calibrate
 from raypipe.models.zoo import ImageModel
-from raypipe.registry import package
+from raypipe.registry import packing
 from raypipe.registry.package import SEVERITY, Package, Reference
 
 from .conftest import CFG
@@ -35,7 +35,7 @@ def built(
     features, scores = rng.normal(size=(30, 64)), rng.dirichlet(np.ones(3), 30)
     reference = Reference(features, scores, tuple(f"image {i}" for i in range(30)))
     extra = {} if written is None else {SEVERITY: written}
-    package.build(folder, model, CFG, ("a", "b", "c"), reference, facts or {}, extra)
+    packing.build(folder, model, CFG, ("a", "b", "c"), reference, facts or {}, extra)
     return Package(folder)
 
 

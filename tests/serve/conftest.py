@@ -13,7 +13,7 @@ import torch
 from raypipe.config import RunConfig
 from raypipe.images.decode import decode_batch
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import package, promote, runs
+from raypipe.registry import packing, promote, runs
 from raypipe.registry.package import Package, Predictions, Reference
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store, open_store
@@ -67,7 +67,7 @@ def registered(two_hundred: list[bytes], tmp_path_factory: pytest.TempPathFactor
         model.head.standardise_by(seen_BD.mean(0), seen_BD.std(0))
         torch.nn.init.normal_(model.head.linear.weight, std=0.3)
     reference = Reference(np.zeros((4, 64)), np.full((4, 3), 1 / 3), tuple("wxyz"))
-    built = Package(package.build(folder / "package", model, CFG, CLASSES, reference, {}))
+    built = Package(packing.build(folder / "package", model, CFG, CLASSES, reference, {}))
 
     run = RunConfig(name="mixed", dir=str(folder / "run"))
     store = open_store(run, RegistryConfig())

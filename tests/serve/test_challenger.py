@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from raypipe.config import RunConfig, validate
 from raypipe.models.zoo import ImageModel
-from raypipe.registry import package
+from raypipe.registry import packing
 from raypipe.registry.package import Reference
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import RegistryConfig
@@ -100,7 +100,7 @@ def overflowing(registered: Registered, folder: Path) -> ModelVersion:
         weight = model.head.linear.weight
         weight.div_(weight.abs().max()).mul_(3e38)
     reference = Reference(np.zeros((4, 64)), np.full((4, 3), 1 / 3), tuple("wxyz"))
-    built = package.build(folder / "overflowing", model, CFG, CLASSES, reference, {})
+    built = packing.build(folder / "overflowing", model, CFG, CLASSES, reference, {})
     return registered.another("overflowing", built)
 
 

@@ -14,7 +14,8 @@ from PIL import Image
 
 from raypipe.errors import DataError
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry.package import Package, Reference, build
+from raypipe.registry.package import Package, Reference
+from raypipe.registry.packing import build
 from raypipe.serve import evaluate
 from raypipe.tables.table import ImageTable
 from tests.conftest import encode

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import package
+from raypipe.registry import packing
 from raypipe.registry.inputs import Addresses
 from raypipe.registry.package import NOT_FINITE, Package, Reference
 from raypipe.registry.served import ServedImageModel
@@ -55,7 +55,7 @@ def odd(tmp_path: Path) -> Package:
     name, options = "file:tests.serve.odd_models:net", {"how": "nan"}
     cfg = ModelConfig(name=name, options=options, pretrained=False, mode="finetune", side_px=32)
     reference = Reference(np.zeros((4, 3)), np.full((4, 2), 0.5), tuple("wxyz"))
-    made = package.build(tmp_path, ImageModel(cfg, 2).eval(), cfg, ("a", "b"), reference, {})
+    made = packing.build(tmp_path, ImageModel(cfg, 2).eval(), cfg, ("a", "b"), reference, {})
     return Package(made, Package(made).seal)
 
 

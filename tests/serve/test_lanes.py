@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from raypipe.models.zoo import ImageModel
-from raypipe.registry import package
+from raypipe.registry import packing
 from raypipe.registry.package import Package, Reference
 from raypipe.serve.online import batching
 from raypipe.serve.online.batching import MOST_SHADOWS, SHADOW_BATCH, Batcher, Outcome
@@ -53,7 +53,7 @@ class Two:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reference = Reference(np.zeros((4, 64)), np.full((4, 3), 1 / 3), tuple("wxyz"))
     model = ImageModel(CFG, len(CLASSES)).eval()
-    return package.build(tmp_path_factory.mktemp("lanes"), model, CFG, CLASSES, reference, {})
+    return packing.build(tmp_path_factory.mktemp("lanes"), model, CFG, CLASSES, reference, {})
 
 
 @pytest.fixture

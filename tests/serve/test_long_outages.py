@@ -16,7 +16,8 @@ import pytest
 from PIL import Image
 
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry.package import Package, Reference, build
+from raypipe.registry.package import Package, Reference
+from raypipe.registry.packing import build
 from raypipe.serve import stream
 from raypipe.serve.batch import Calls
 from raypipe.serve.online import app, batching, metrics, server

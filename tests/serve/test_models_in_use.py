@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from raypipe.config import RunConfig
+from raypipe.errors import DataError, RaypipeError
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry.package import Package, Reference, build
+from raypipe.registry.package import Package, Reference
+from raypipe.registry.packing import build
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.serve.online import metrics, server
+from raypipe.serve.online.app import _Handlers
 from raypipe.serve.online.batching import Outcome
 from raypipe.serve.online.models import Models, Role, Target
 from raypipe.serve.online.registry import Registry
@@ -83,6 +90,71 @@ def test_a_challenger_that_leaves_and_a_problem_that_is_over_are_told(tmp_path: 
     assert look("champion", "m/1") == [("m/1", "stays")] and models.problem("champion") is None
     assert look("challenger", "m/2") == [("m/2", "loaded")]
     assert look("challenger", None) == [("m/2", "left")] and look("challenger", None) == []
+
+
+class Refusing(Shelf):
+    """A registry whose one version cannot be loaded, or which does not answer."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error, self.wanted = error, {}
+
+    def files(self, role: Role, version: str) -> Mapping[str, bytes]:
+        raise self.error
+
+
+def ready(models: Models, keeper: object = None) -> dict[str, Any]:
+    batcher = SimpleNamespace(plan="one at a time", hangs=lambda seconds: False)
+    parts = SimpleNamespace(
+        models=models, batcher=batcher, keeper=keeper, room=SimpleNamespace(closed=False)
+    )
+    answer = asyncio.run(_Handlers(parts).ready())  # type: ignore[arg-type]
+    return dict(json.loads(bytes(answer.body)))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (
+            DataError(
+                "It is not the one registered as m/9", got="/home/me/my runs/p, 12ab", fix="X"
+            ),
+            "It is not the one registered as m/9 (got …). X.",
+        ),
+        (
+            DataError("This version is of another task", got="m/9 has model.task=regression"),
+            "This version is of another task (got 'm/9 has model.task=regression').",
+        ),
+        (OSError(2, "No such file", r"C:\runs\w"), "[Errno 2] No such file: …"),
+        (
+            RaypipeError(
+                "No answer of https://store.inner:9000/models or store.inner:9000: "
+                "HTTPConnectionPool(host='store.inner', port=9000): Failed to resolve 'store.inner'"
+            ),
+            "No answer of … or …: HTTPConnectionPool(…, port=9000): Failed to resolve ….",
+        ),
+    ],
+)
+def test_who_has_no_token_is_told_why_a_version_is_not_served_and_no_path(
+    error: Exception, expected: str
+) -> None:
+    """/ready asks for no token, and named folders and hosts of the registry."""
+    shelf = Refusing(error)
+    models = Models(shelf, "single_label", ("champion",), 1.0, lambda *one: None)
+    shelf.wanted = {"champion": Target("m/9", "a seal")}
+    models.look("champion")
+    told = {"version": "m/9", "why": expected}
+    assert ready(models)["problems"] == {"champion": told}
+
+    said = "the registry does not answer: HTTPConnectionPool(host='store.inner', port=5000)"
+    shelf.wanted = {"champion": Target(None, problem=said)}
+    models.look("champion")
+    told = {"version": None, "why": "the registry does not answer"}
+    assert ready(models, SimpleNamespace(problem=""))["problems"] == {"champion": told}
+    problem = models.problem("champion")
+    assert problem is not None and problem.why == said, "the log and the console tell it whole"
+    full = SimpleNamespace(problem="No space left on device: /home/me/requests")
+    assert ready(models, full)["request_log"] == "No space left on device: …"
+    assert ready(models)["request_log"] == "off"
 
 
 def test_a_replica_that_was_replaced_is_not_heard_for_ever(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from raypipe.config import RunConfig
 from raypipe.errors import DataError, RaypipeError
 from raypipe.failures import explain
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import package
+from raypipe.registry import packing
 from raypipe.registry.package import Reference
 from raypipe.registry.promote import ModelVersion
 from raypipe.serve import batch
@@ -37,7 +37,7 @@ def odd(registered: Registered, how: str, folder: Path) -> ModelVersion:
             for weight in model.parameters():
                 weight.fill_(3e38)
     reference = Reference(np.zeros((4, 3)), np.full((4, 3), 1 / 3), tuple("wxyz"))
-    built = package.build(folder / how, model, cfg, CLASSES, reference, {})
+    built = packing.build(folder / how, model, cfg, CLASSES, reference, {})
     return registered.another(f"odd-{how}", built)
 
 

@@ -29,7 +29,7 @@ from raypipe.errors import ConfigError, DataError
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.monitor.recorder import Keeping
 from raypipe.monitor.spool import Spool
-from raypipe.registry import package
+from raypipe.registry import packing
 from raypipe.registry.package import Reference
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
@@ -260,7 +260,7 @@ def test_a_promoted_version_of_another_task_is_refused_and_the_old_one_stays(
     cfg = ModelConfig(name="small_cnn", pretrained=False, mode="finetune", task="regression")
     model = ImageModel(cfg, 1).eval()
     reference = Reference(np.zeros((4, 64)), np.zeros((4, 1)), tuple("wxyz"))
-    folder = package.build(tmp_path / "number", model, cfg, ("value",), reference, {})
+    folder = packing.build(tmp_path / "number", model, cfg, ("value",), reference, {})
     number = registered.another("number", folder)
     point_at(store, number)
     try:

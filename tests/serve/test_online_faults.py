@@ -22,7 +22,7 @@ from PIL import Image
 
 from raypipe.config import RunConfig, validate
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import package
+from raypipe.registry import packing
 from raypipe.registry.package import Reference
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.serve.online import server
@@ -139,7 +139,7 @@ def test_one_image_that_gives_nan_gets_500_and_the_others_their_answers(
     cfg = ModelConfig(name=name, options=options, pretrained=False, mode="finetune", side_px=32)
     model = ImageModel(cfg, len(CLASSES)).eval()
     reference = Reference(np.zeros((4, 3)), np.full((4, 3), 1 / 3), tuple("wxyz"))
-    folder = package.build(tmp_path / "odd", model, cfg, CLASSES, reference, {})
+    folder = packing.build(tmp_path / "odd", model, cfg, CLASSES, reference, {})
     version = registered.another("odd-online", folder)
     white = io.BytesIO()
     Image.new("RGB", (40, 40), "white").save(white, "PNG")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import mlflow
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,7 @@ from raypipe.config import replace
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
 from raypipe.models.calibrate import calibration, tempered
-from raypipe.registry import promote
+from raypipe.registry import promote, runs
 from raypipe.registry.store import open_store
 from raypipe.tables.table import TableConfig
 from raypipe.train import trainer, unseen
@@ -68,7 +69,17 @@ def test_a_calibrated_model_is_a_second_version_of_one_training(
     said = str(unseen.Calibrated(**told))
     assert f"{temperature:.2f}" in said and "95 % interval of the change" in said
     folder = asked.run.path / "packages" / package_key(asked, result)
-    assert said in (folder / "card.md").read_text(encoding="utf-8")
+    card = (folder / "card.md").read_text(encoding="utf-8")
+    assert said in card
+    # Both are of one MLflow run: the second card took the place of the first.
+    run_id = store.client.get_model_version(first.name, "1").run_id
+    assert run_id == store.client.get_model_version(second.name, "2").run_id
+    place = store.client.get_run(run_id).info.artifact_uri
+    logged = [
+        mlflow.artifacts.load_text(f"{place}/card-{version.tags[runs.KEY]}.md")
+        for version in (first, second)
+    ]
+    assert logged[1] == card and said not in logged[0] and "# Model card" in logged[0]
     # The test metrics are of the same predictions.
     accuracy = unseen.test(trainer.plan(asked), result)["test_accuracy"]
     predicted_N = package.predict_pixels(tested).scores_NC.argmax(1)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from raypipe.errors import DataError, RaypipeError
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import package
+from raypipe.registry import package, packing
 from raypipe.registry.package import Package, Reference
 from raypipe.search import leaderboard, soup, trial_files
 from raypipe.search.leaderboard import Trial
@@ -233,7 +233,7 @@ def packed(folder: Path) -> Package:
     torch.manual_seed(0)
     reference = Reference(np.zeros((1, 64)), np.full((1, 2), 0.5), ("a",))
     return Package(
-        package.build(
+        packing.build(
             folder, ImageModel(CFG, 2), CFG, ("a", "b"), reference, {"metrics": {"val_r2": NAN}}
         )
     )
@@ -248,9 +248,9 @@ def test_a_package_of_nan_is_neither_written_nor_loaded(tmp_path: Path) -> None:
         DataError,
         match=r"head\.linear\.bias holds NaN.*Train and register again, with a lower train\.lr",
     ):
-        package.build(lost, model, CFG, ("a", "b"), reference, {})
+        packing.build(lost, model, CFG, ("a", "b"), reference, {})
     with pytest.raises(DataError, match=r"scores that are not finite.*1 of 1 images"):
-        package.build(
+        packing.build(
             lost,
             ImageModel(CFG, 2),
             CFG,
@@ -268,7 +268,7 @@ def test_a_package_of_nan_is_neither_written_nor_loaded(tmp_path: Path) -> None:
         whole.folder / "weights.safetensors",
     )
     manifest = {
-        name: package._sha256((whole.folder / name).read_bytes()) for name in package._FILES
+        name: package.sha256((whole.folder / name).read_bytes()) for name in package._FILES
     }  # as ba74455 would have packed it
     (whole.folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DataError, match=r"head\.linear\.bias holds NaN.*Take another version"):

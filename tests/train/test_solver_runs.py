@@ -12,7 +12,7 @@ from raypipe.config import replace
 from raypipe.errors import ConfigError
 from raypipe.models.heads import Head, KernelHead
 from raypipe.models.zoo import ImageModel
-from raypipe.registry import package
+from raypipe.registry import packing
 from raypipe.registry.export import Sample, export
 from raypipe.registry.package import Package, Reference
 from raypipe.train import trainer, worker
@@ -63,7 +63,7 @@ def test_a_kernel_head_is_trained_packaged_exported_and_predicts(
     # So does its package, and what is exported of it.
     features_ND, _ = model.predict(pixels_NHWC[:4])
     reference = Reference(features_ND, scores_NC[:4], ("a", "b", "c", "d"))
-    folder = package.build(tmp_path / "p", model, job.model, result.classes, reference, {})
+    folder = packing.build(tmp_path / "p", model, job.model, result.classes, reference, {})
     packed = Package(folder)
     np.testing.assert_allclose(packed.predict_pixels(pixels_NHWC).scores_NC, scores_NC, atol=1e-4)
     pytest.importorskip("onnxruntime", reason="raypipe[onnx]")

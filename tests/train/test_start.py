@@ -17,7 +17,7 @@ from raypipe.config import replace, validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.models.heads import Head
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import package
+from raypipe.registry import package, packing
 from raypipe.registry.package import Reference
 from raypipe.tables.table import TableVersion
 from raypipe.train import checkpoint, learned, publish, start
@@ -55,7 +55,7 @@ def packed(
     """Under its seal, as a retrain places it."""
     features = model.head.linear.in_features
     reference = Reference(np.zeros((1, features)), np.full((1, len(classes)), 0.5), ("i",))
-    package.build(folder / "new", model, cfg, classes, reference, {}, extra)
+    packing.build(folder / "new", model, cfg, classes, reference, {}, extra)
     return (folder / "new").rename(folder / package.Package(folder / "new").seal)
 
 

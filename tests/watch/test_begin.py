@@ -19,7 +19,8 @@ from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.feed.locate import locate
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry.package import MANIFEST, Package, Reference, build
+from raypipe.registry.package import MANIFEST, Package, Reference
+from raypipe.registry.packing import build
 from raypipe.registry.promote import ModelVersion
 from raypipe.search.settings import SearchConfig
 from raypipe.tables.table import append

@@ -22,7 +22,7 @@ from raypipe.config import RunConfig, to_json
 from raypipe.images.decode import decode_batch
 from raypipe.models.outcomes import Outcomes
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import package, promote, runs
+from raypipe.registry import packing, promote, runs
 from raypipe.registry.package import OUTCOMES, Package, Reference
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
@@ -116,7 +116,7 @@ def champion(tmp_path_factory: pytest.TempPathFactory) -> Champion:
         torch.nn.init.normal_(model.head.linear.weight, std=0.3)
 
     def built(name: str, reference: Reference, info: dict[str, Any], **extra: bytes) -> Package:
-        return Package(package.build(folder / name, model, CFG, CLASSES, reference, info, extra))
+        return Package(packing.build(folder / name, model, CFG, CLASSES, reference, info, extra))
 
     nothing = Reference(np.zeros((4, 64)), np.full((4, 2), 0.5), tuple("wxyz"))
     said = built("draft", nothing, {}).predict(seen)

@@ -22,7 +22,7 @@ from raypipe.errors import DataError
 from raypipe.images.decode import decode_batch
 from raypipe.models.outcomes import Outcomes
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import package
+from raypipe.registry import packing
 from raypipe.registry.package import OUTCOMES, Package, Reference
 from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.watch import feedback, feedback_rows
@@ -95,7 +95,7 @@ def packed(folder: Path, classes: tuple[str, ...], outcomes: Outcomes | None) ->
     nothing = Reference(np.zeros((4, 64)), np.full((4, len(classes)), 1 / 2), tuple("wxyz"))
     info = {"config": {"registry": {}}}
     extra = {OUTCOMES: outcomes.to_bytes()} if outcomes is not None else {}
-    return Package(package.build(folder, model, CFG, classes, nothing, info, extra))
+    return Package(packing.build(folder, model, CFG, classes, nothing, info, extra))
 
 
 def known(images: int = 200) -> Outcomes:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from raypipe.config import RunConfig, validate
+from raypipe.registry import promote
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.search.settings import SearchConfig
@@ -55,6 +56,31 @@ def test_what_cannot_be_carried_out_does_not_stop_all_that_follow(
     events = journal.events
     retrained.finish(store, run, WATCH, journal, said.append)
     assert journal.events == events and len(said) == 2, "once"
+
+
+def test_a_version_of_the_same_number_in_another_registry_is_not_promoted(
+    left: tuple[RunConfig, Store, Journal],
+) -> None:
+    """A kill, a store that is made again, and a rerun: its version 2, which nobody had compared,
+    became champion."""
+    run, store, journal = left
+    store.client.set_registered_model_alias("m", "champion", "1")
+    for number in ("1", "2"):
+        store.client.set_model_version_tag("m", number, promote.SEAL, f"seal {number}")
+    parts = ("m/1", "m/2", "t@v1")
+    for key, second, ends in (("theirs", "another seal", 1), ("mine", "seal 2", 2)):
+        seals = ("seal 1", second)
+        row = decisions.as_row(key, parts, (), None, Decision(True, "better"), seals=seals)
+        append(WATCH.place(run, "decisions"), row, "gate")
+        kept = dict(journal.data("c", "compared") or {})
+        with hold(journal, key) as held:
+            evidence = {"decision": key, "check": None}
+            held.reached("compared", **kept | {"evidence": evidence})  # type: ignore[union-attr]
+        said: list[str] = []
+        retrained.finish(store, run, WATCH, journal, said.append)
+        assert int(store.client.get_model_version_by_alias("m", "champion").version) == ends
+        assert ("m/2 is another package" in said[-1]) == (ends == 1)
+        assert journal.data(key, "ended") is not None
 
 
 def test_a_decision_by_other_limits_is_not_carried_out(

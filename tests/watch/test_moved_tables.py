@@ -14,7 +14,7 @@ import torch
 from deltalake import DeltaTable, write_deltalake
 
 from raypipe.models.zoo import ImageModel
-from raypipe.registry import package, promote, runs
+from raypipe.registry import packing, promote, runs
 from raypipe.registry.package import Package, Reference
 from raypipe.registry.store import open_store
 from raypipe.registry.tracking import RegistryConfig
@@ -117,11 +117,11 @@ def champion(
         "table": {"uri": uri, "version": 0},
     }
     nothing = Reference(np.zeros((4, 64)), np.full((4, 3), 1 / 3), tuple("wxyz"))
-    draft = Package(package.build(folder / "draft", model, CFG, CLASSES, nothing, info))
+    draft = Package(packing.build(folder / "draft", model, CFG, CLASSES, nothing, info))
     known = draft.predict(nights.images[:60])
     names = tuple(f"r{n}" for n in range(60))
     reference = Reference(known.features_ND, known.scores_NC, names, groups=groups)
-    built = package.build(folder / "package", model, CFG, CLASSES, reference, info)
+    built = packing.build(folder / "package", model, CFG, CLASSES, reference, info)
     key = folder.name
     with runs.run(nights.store, key, "train", {}, None) as run_id:
         pass

@@ -20,7 +20,7 @@ from raypipe.config import RunConfig
 from raypipe.errors import DataError
 from raypipe.images.decode import decode_batch
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import package, promote, runs
+from raypipe.registry import packing, promote, runs
 from raypipe.registry.package import Package, Reference
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
@@ -74,7 +74,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
         torch.nn.init.normal_(model.head.linear.weight, std=0.3)
 
     def built(name: str, reference: Reference, info: dict[str, Any]) -> Package:
-        return Package(package.build(folder / name, model, CFG, ("cold", "warm"), reference, info))
+        return Package(packing.build(folder / name, model, CFG, ("cold", "warm"), reference, info))
 
     nothing = Reference(np.zeros((4, 64)), np.full((4, 2), 0.5), tuple("wxyz"))
     said = built("draft", nothing, {}).predict(seen)

@@ -10,7 +10,8 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry.package import Package, Reference, build
+from raypipe.registry.package import Package, Reference
+from raypipe.registry.packing import build
 from raypipe.tables.table import ImageTable
 from raypipe.watch.pictures import images_of
 

@@ -12,7 +12,7 @@ import pytest
 
 from raypipe.config import RunConfig, validate
 from raypipe.errors import ConfigError, DataError, Unreachable
-from raypipe.registry import package, promote, runs
+from raypipe.registry import packing, promote, runs
 from raypipe.registry.package import Reference
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
@@ -185,7 +185,7 @@ class Nights:
         model = registered.package.model
         uri = str(folder / "t")
         info = {"config": {"table": {"uri": uri}}, "table": {"uri": uri, "version": 0}}
-        built = package.build(folder / "package", model, CFG, CLASSES, reference, info)
+        built = packing.build(folder / "package", model, CFG, CLASSES, reference, info)
         self.run = RunConfig(name="spans", dir=str(folder / "run"))
         self.store: Store = open_store(self.run, RegistryConfig(model="spans"))
         with runs.run(self.store, "spans", "train", {}, None) as run_id:

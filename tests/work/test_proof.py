@@ -348,7 +348,7 @@ def registered_again(loop: Loop, name: str, change: Callable[[dict[str, Any]], N
     for file, data in files.items():
         if file != packages.MANIFEST:
             (folder / file).write_bytes(data)
-            manifest[file] = packages._sha256(data)
+            manifest[file] = packages.sha256(data)
     (folder / packages.MANIFEST).write_text(json.dumps(manifest))
     run_id = store.client.get_model_version(NAME, str(loop.first.version)).run_id
     version = promote.register(store, run_id, folder, key_of(name), {})
@@ -465,6 +465,25 @@ def test_checks_of_another_registry_are_left_out_of_the_timeline(
     assert [row.after for row in told.rows if row.kind == "call"] == [("mine",)]
     assert told.others.startswith("1 check of") and told.others in told.page.read_text()
     assert told.summary()["left_out"] == told.facts()["left out"] == told.others
+
+
+def test_forced_retrains_of_another_registry_are_left_out_of_the_timeline(loop: Loop) -> None:
+    """No check called for them, so no check told whose they are."""
+    said = Decision(True, "watch.force=true: a retrain in any case")
+    # The table of an older raypipe has no column of seals.
+    columns = [name for name in calls.ROW.names if name != "seal"]
+    row = dict.fromkeys(columns, "older") | {"model": NAME, "champion": str(loop.first)}
+    row |= {"number": 1, "act": True, "format": 1, "decided_at": "2026-01-02T03:00"}
+    older = pa.Table.from_pylist([row], calls.ROW).select(columns)
+    place = loop.job.watch.place(loop.job.run, "calls")
+    rows_once(place, calls.ROW, {"key": "older"}, lambda: older, "retrain")
+    for seal, about in ((loop.first.seal, "mine"), ("of another package", "theirs")):
+        champion = str(loop.first)
+        calls.keep(loop.job.run, loop.job.watch, about, NAME, champion, said, seal=seal)
+    told = reports.tell(loop.job)
+    shutil.rmtree(place)
+    assert [row.after for row in told.rows if row.kind == "call"] == [("older",), ("mine",)]
+    assert told.others == "1 decision of packages that this registry does not have"
 
 
 def test_comparisons_of_another_registry_are_left_out_of_the_timeline(

@@ -11,9 +11,10 @@ from raypipe.costs.estimate import Part
 from raypipe.job import Job
 from raypipe.registry import tracking
 from raypipe.registry.promote import ModelVersion
+from raypipe.registry.runs import KEY
 from raypipe.work import training
 from raypipe.work.planned import Planned
-from raypipe.work.results.models import Registered
+from raypipe.work.results.models import Registered, Trained
 
 
 def test_the_command_that_promotes_a_version_can_be_typed() -> None:
@@ -24,6 +25,18 @@ def test_the_command_that_promotes_a_version_can_be_typed() -> None:
     assert "raypipe promote 'my runs/best.yaml' --version 2 " in said
     only = Registered(first, first, "sqlite://").facts({}, Path("best.yaml"))
     assert only["model"] == "cells/1 (champion)"
+
+
+def test_two_packages_of_one_training_are_apart_in_the_object_store() -> None:
+    """With model.calibrate the second one's files took the place of the first one's."""
+    result: Any = SimpleNamespace(key="training")
+    nothing: Any = None
+    keys = []
+    for number, tags in ((1, {KEY: "training"}), (2, {KEY: "calibrated"}), (3, {})):
+        version = ModelVersion("cells", number, "uri", tags)
+        registered = Registered(version, version, "sqlite://")
+        keys.append(Trained(nothing, result, registered, nothing).key())
+    assert keys == ["training", "calibrated", "training"]
 
 
 def test_what_the_splits_lack_is_said() -> None:

@@ -32,7 +32,7 @@ from raypipe.serve.online.batching import Batcher, Outcome
 from raypipe.serve.online.front import in_header
 from raypipe.serve.online.limits import Refused, Room
 from raypipe.serve.online.metrics import CONTENT_TYPE, Metrics
-from raypipe.serve.online.models import Models, Role
+from raypipe.serve.online.models import Models, Role, without_places
 from raypipe.serve.online.query import Wanted
 from raypipe.serve.online.request_log import (
     Entry,
@@ -167,7 +167,7 @@ class _Handlers:
         for role in roles:
             problem = models.problem(role)
             if problem is not None:
-                problems[role] = {"version": problem.version or None, "why": problem.why}
+                problems[role] = {"version": problem.version or None, "why": problem.said}
         if "challenger" in served and self._challenger_hangs():
             why = "it does not answer any more; the champion answers for it"
             problems["challenger"] = {"version": served["challenger"], "why": why}
@@ -177,9 +177,15 @@ class _Handlers:
             **served,
             "problems": problems,
             "batching": str(self.parts.batcher.plan),
-            "request_log": self.parts.keeper.problem or "ok" if self.parts.keeper else "off",
+            "request_log": self._request_log(),
         }
         return JSONResponse(body, 200 if ready else 503)
+
+    def _request_log(self) -> str:
+        keeper = self.parts.keeper
+        if keeper is None:
+            return "off"
+        return without_places(keeper.problem) or "ok"
 
     async def metrics(self) -> Response:
         text = await asyncio.to_thread(self.parts.metrics.text)

@@ -12,6 +12,7 @@ another task is refused.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,12 @@ from raypipe.registry.package import Package
 log = logging.getLogger("raypipe")
 Role = Literal["champion", "challenger"]
 FIRST_RETRY_S, LAST_RETRY_S = 5.0, 300.0
+# A path or an address in quotes, which may hold blanks; one without quotes; and hosts, as clients
+# of HTTP write them.
+_QUOTED = r"""(?<!\w)(['"])(?:(?!\1).)*[/\\](?:(?!\1).)*\1(?!\w)"""
+_PLAIN = r"""[^\s'"(),;]*[/\\][^\s'"(),;]*"""
+_HOST = r"""\bhost=[^\s,)]+|(?<=resolve )'[^']*'|[\w.-]+:\d{2,5}\b"""
+_PLACE = re.compile(f"{_QUOTED}|{_PLAIN}|{_HOST}")
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,12 @@ class Problem:
     why: str
     tries: int
     retry_at: float
+
+    @property
+    def said(self) -> str:
+        """`why` for everybody, as /ready asks for no token; the log has it whole."""
+        # What MLflow's client says of a registry names its host.
+        return without_places(self.why, self.version) if self.version else _begins(self.why)
 
 
 class Source(Protocol):
@@ -122,7 +135,7 @@ class Models:
             target = self._source.targets().get(role, target)
         except Exception as e:
             # The registry's actor may be starting again; what is loaded stays.
-            target = Target(None, problem=one_line(e))
+            target = Target(None, problem=f"the registry does not answer: {one_line(e)}")
         try:
             self._move(role, target)
         except Exception as e:
@@ -192,6 +205,16 @@ class Models:
             served = self._served.get(role)
             stays = f"; {served.version} stays" if served else ""
             log.warning("The %s %s is not served: %s%s", role, version, why, stays)
+
+
+def without_places(text: str, version: str = "") -> str:
+    """A text without paths and addresses. version: NAME/NUMBER, which stays."""
+    parts = text.split(version) if version else [text]
+    return version.join(_PLACE.sub("…", part) for part in parts)
+
+
+def _begins(text: str) -> str:
+    return text.partition(":")[0]
 
 
 def load(files: Mapping[str, bytes], target: Target) -> Served:

@@ -54,6 +54,11 @@ class Registered:
     def summary(self) -> Facts:
         return {"model": str(self.model), "champion": str(self.champion)}
 
+    def key(self, training: str) -> str:
+        """Names the files of this version. Several packages of one `training`, as with and without
+        calibration, are apart."""
+        return self.model.tags.get(KEY) or training
+
     def files(self, run: RunConfig) -> dict[str, Path]:
         """The package, where this folder built it."""
         key = self.model.tags.get(KEY)
@@ -72,7 +77,7 @@ class Trained(Result):
     used: Utilisation | None = None
 
     def key(self) -> str:
-        return self.result.key
+        return self.registered.key(self.result.key)
 
     def files(self) -> dict[str, Path]:
         folder = self.job.folder(self.result.key)
@@ -168,7 +173,7 @@ class Searched(Result):
         return str(self.report)
 
     def key(self) -> str:
-        return self.result.best.key
+        return self.registered.key(self.result.best.key)
 
     def files(self) -> dict[str, Path]:
         names = ("config.yaml", "best.yaml", "result.json", "schedule.yaml", "usage.json")
