@@ -87,14 +87,14 @@ def width(backbone: nn.Module, side_px: int) -> int:
         raise ConfigError(
             f"This backbone fails on an image: {one_line(e, 200)}",
             got=f"model.side_px={side_px}",
-            fix="Set model.side_px to what it was made for, or take another model.name",
+            fix="Set model.side_px to the backbone's own size, or set another model.name",
         ) from e
     backbone.train(training)
 
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
         shape = tuple(alone.shape) if isinstance(alone, Tensor) else type(alone).__name__
         raise ConfigError(
-            "A backbone gives one row of features an image",
+            "A backbone must give one row of features for each image",
             got=shape,
             rule="The shape is (images, features)",
         )
@@ -111,10 +111,10 @@ def width(backbone: nn.Module, side_px: int) -> int:
     if not torch.allclose(features[1:], alone, rtol=1e-2, atol=1e-3 * largest):
         apart = float((features[1:] - alone).abs().max())
         raise ConfigError(
-            "This backbone gives an image other features each time, or in other company",
+            "The features of an image change from call to call, or with the other images",
             got=f"{apart:.2g} apart, of {largest:.2g}",
-            rule="A model that predicts masks nothing at random and takes no batch statistics",
-            fix="Switch its masking off in model.options, or take another model.name",
+            rule="In evaluation a backbone must mask nothing at random and use no batch statistics",
+            fix="Switch off masking in model.options, or set another model.name",
         )
     return features.shape[1]
 
@@ -193,7 +193,7 @@ def _hugging_face_config(
         return transformers.AutoConfig.for_model(name, **changes)
     except OSError:
         raise ConfigError(
-            "There is no such Hugging Face model to be had here",
+            "This Hugging Face model cannot be found",
             got=name,
             rule="It is a folder with a config.json, or a name on a hub that this machine reaches",
             fix="Download it elsewhere and set model.name=hf:/its/folder",
@@ -449,10 +449,10 @@ def _asking(name: str) -> Iterator[None]:
         raise
     except Exception as e:
         raise ConfigError(
-            f"The library has no such backbone to give: {type(e).__name__}: {one_line(e, 200)}",
+            f"The library cannot build this backbone: {type(e).__name__}: {one_line(e, 200)}",
             got=name,
             rule="Name and options are the library's own, and it may have to download weights",
-            fix="Correct model.name or model.options, or see to it that the weights can be reached",
+            fix="Correct model.name or model.options, or let this machine download the weights",
         ) from e
 
 
