@@ -27,7 +27,7 @@ class Job(TrainSections):
     """
 
     search: SearchConfig = SearchConfig()
-    """Which settings are searched, in how many trials, and which trials go on."""
+    """Which settings are searched, in how many trials, and which trials continue."""
     predict: PredictConfig = PredictConfig()
     """What is predicted, and where the predictions go."""
     evaluate: EvaluateConfig = EvaluateConfig()

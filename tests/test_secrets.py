@@ -256,7 +256,7 @@ def test_a_submitted_job_takes_no_credential_with_it(tmp_path: Path) -> None:
     )
     with pytest.raises(
         ConfigError,
-        match=r"travel to the cluster.*table\.storage_options: AWS_SECRET_ACCESS_KEY.*environment",
+        match=r"keep it in a file.*table\.storage_options: AWS_SECRET_ACCESS_KEY.*environment",
     ):
         storage.refuse_in_file(job)
     moves = {"moves": "s3://b/moves", "moves_storage_options": {"AWS_SECRET_ACCESS_KEY": SECRET}}

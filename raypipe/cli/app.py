@@ -1,4 +1,4 @@
-"""raypipe VERB CONFIG [section.key=value …]: from an image table to a registered and watched model.
+"""raypipe VERB CONFIG [section.key=value …]: image AutoML for Delta Lake, on Ray.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, configuration or data, 3 drift found (`drift
 --exit-code` only).
@@ -59,7 +59,7 @@ def run_verb(
     )  # rooms import torch and Ray: --help and a misspelt path should not wait for them
 
     if how.detach and how.submit is None:
-        raise ConfigError("--detach is of a submitted verb", fix="Add --submit http://HOST:8265")
+        raise ConfigError("--detach needs --submit", fix="Add --submit http://HOST:8265")
     job = load(Job, config, overrides or [])
     # A job is run by raypipe on the cluster; this process only follows it.
     if how.submit is not None:
@@ -110,30 +110,29 @@ def ingest(
     config: Config,
     overrides: Overrides = None,
     max_side: Annotated[
-        int | None, typer.Option(help="Store images with at most so many pixels a side.")
+        int | None, typer.Option(help="Most pixels of a side; larger images are made smaller.")
     ] = None,
     quality: Annotated[
-        int | None, typer.Option(help="Of JPEG and WebP that were made smaller, 1-100.")
+        int | None, typer.Option(help="JPEG and WebP quality of smaller images, 1-100.")
     ] = None,
     formats: Annotated[
-        str | None, typer.Option(help="Accepted formats, like JPEG,PNG,TIFF.")
+        str | None, typer.Option(help="Accepted formats, for example JPEG,PNG,TIFF.")
     ] = None,
     workers: Annotated[
-        str | None, typer.Option(help="Ray tasks at a time, 0 for threads here, or auto.")
+        str | None, typer.Option(help="Ray tasks at a time; 0: threads of this process; or auto.")
     ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run",
-            help="Show classes, counts and splits as they were understood; write nothing.",
+            "--dry-run", help="Show classes, counts and splits of the source; write nothing."
         ),
     ] = False,
     json: Json = False,
     submit: Submit = None,
     detach: Detach = False,
 ) -> None:
-    """Verify images from a folder, tars, Parquet, Hugging Face or Delta, hash them and add them to
-    the table, exactly once.
+    """Verify images from a folder, tar files, Parquet, Hugging Face or Delta, and add each to the
+    table exactly once.
 
     Example: [bold]raypipe ingest jobs/configs/solar.yaml ingest.from.images=photos --max-side
     512[/bold]
@@ -149,8 +148,8 @@ def ingest(
 
 _verb(
     "clean",
-    "Find duplicates, broken, dark, bright, blurred and odd images (fastdup); tag a version "
-    "without those the policy drops.",
+    "Find duplicates, broken, dark, bright and blurred images and outliers (fastdup); tag a table "
+    "version without the kinds that clean.drop lists.",
     "table.version=raw",
 )
 _verb(
@@ -169,12 +168,14 @@ def tune(
         typer.Argument(help=f"YAML configuration, e.g. {EXAMPLE}; not needed with --table"),
     ] = None,
     overrides: Overrides = None,
-    table: Annotated[str | None, typer.Option(help="The Delta table of images: table.uri.")] = None,
+    table: Annotated[
+        str | None, typer.Option(help="The Delta table of images (table.uri).")
+    ] = None,
     label: Annotated[
-        str | None, typer.Option(help="Its column of labels: table.columns.label.")
+        str | None, typer.Option(help="The label column (table.columns.label).")
     ] = None,
     image: Annotated[
-        str | None, typer.Option(help="Its column of images: table.columns.image.")
+        str | None, typer.Option(help="The image column (table.columns.image).")
     ] = None,
     json: Json = False,
     submit: Submit = None,
@@ -183,17 +184,17 @@ def tune(
 ) -> None:
     """Search hyperparameters (Ray Tune, ASHA) and register the best model.
 
-    Without search.space, what matters by experience is searched, except for fields that you set. A
-    space draws any field by
+    search.preset=fast, good or best takes at most 3, 20 or 60 minutes in all; search.budget_s=600
+    takes at most 600 seconds.
+
+    Without search.space a default space is searched, except fields that you set. In a space of your
+    own, each field has one of
 
     grid(a, b), choice(a, b), uniform(low, high), loguniform(low, high), quniform(low, high, q),
     randint(low, high) without high
 
-    each with a condition if you like: search.space.model.frozen_blocks="randint(0, 6) if model.mode
-    == 'finetune'"
-
-    search.preset=fast, good or best takes 3, 20 or 60 minutes for all of it, and
-    search.budget_s=600 as many seconds.
+    and, if you like, a condition: search.space.model.frozen_blocks="randint(0, 6) if model.mode ==
+    'finetune'"
 
     Example: [bold]raypipe tune --table tables/cells --label defect search.preset=good[/bold]
     """
@@ -233,18 +234,18 @@ def predict(
     config: Config,
     overrides: Overrides = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with the table's new versions until SIGTERM.")
+        bool, typer.Option("--follow", help="Continue with new table versions until SIGTERM.")
     ] = False,
     once: Annotated[
-        bool, typer.Option("--once", help="Predict what is new since the last time, and end.")
+        bool, typer.Option("--once", help="Predict rows that are new since the last time, and end.")
     ] = False,
     json: Json = False,
     submit: Submit = None,
     detach: Detach = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Predict every image of a table version into a Delta table; with --follow or --once only new
-    and changed ones.
+    """Write predictions for every image of a table version to a Delta table; with --follow or
+    --once only for new and changed images.
 
     Example: [bold]raypipe predict jobs/configs/solar.yaml predict.table.uri=tables/new[/bold]
     """
@@ -258,7 +259,8 @@ def predict(
 
 _verb(
     "retrain",
-    "Check for drift; on drift and with labels train a challenger, compare, promote when better.",
+    "Check for drift. If there is drift and there are labels, train a challenger, compare it with "
+    "the champion, and promote it if it is better.",
     "watch.batch.uri=tables/night",
 )
 
@@ -272,19 +274,19 @@ def drift(
     detach: Detach = False,
     dry_run: DryRun = False,
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit with 3 when there is drift.")
+        bool, typer.Option("--exit-code", help="Exit with 3 if there is drift.")
     ] = False,
     power: Annotated[
         bool,
         typer.Option(
             "--power",
-            help="Check nothing: say how often windows of watch.power images alarm without drift, "
-            "and which changes are found, measured on the champion's reference.",
+            help="Check nothing. Measure on the champion's reference how often windows of "
+            "watch.power images alarm without drift, and which changes they find.",
         ),
     ] = False,
 ) -> None:
-    """Compare a batch with the champion's reference (MMD, KS and others); write evidence
-    and an HTML report.
+    """Compare new images with the champion's reference, which are features and scores of images
+    that it was not trained on (MMD, KS and other tests). Write the results and an HTML report.
 
     Example: [bold]raypipe drift jobs/configs/solar.yaml watch.batch.uri=tables/night
     --exit-code[/bold]
@@ -302,7 +304,8 @@ def drift(
 @app.command("config")
 def show_config(
     section: Annotated[
-        str | None, typer.Argument(help="Like train; without it, the sections.", show_default=False)
+        str | None,
+        typer.Argument(help="A section, for example train; without it: all.", show_default=False),
     ] = None,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema that editors use.")

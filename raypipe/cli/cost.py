@@ -45,7 +45,7 @@ def cost(
     if config is None:
         raise ConfigError(
             "There is no configuration",
-            rule="A comparison is of one training",
+            rule="raypipe cost compares node types for one training",
             fix="raypipe cost CONFIG --nodes g5.xlarge,m7i.xlarge, or raypipe cost --nodes list",
         )
     from raypipe.cluster.connect import close, prepare_environment

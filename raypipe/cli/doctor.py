@@ -26,7 +26,7 @@ def doctor(
     config: Annotated[
         str | None,
         typer.Argument(
-            help="YAML configuration: its table, MLflow store, cluster and run folder are tried.",
+            help="YAML configuration: also check its table, MLflow store, cluster and run folder.",
             metavar="[CONFIG]",
             show_default=False,
         ),
@@ -39,16 +39,16 @@ def doctor(
         bool,
         typer.Option(
             "--fix",
-            help="Mend what is safe and local: file modes, dead locks, sidecars, an old SQLite "
-            "store of MLflow (after a copy). Each is said.",
+            help="Fix what is safe and local: file modes, stale locks, sidecars, an old SQLite "
+            "store of MLflow (after a copy). Each change is printed.",
         ),
     ] = False,
     only: Annotated[
-        str | None, typer.Option(metavar="NAME,…", help="Only these checks, as token,table.")
+        str | None, typer.Option(metavar="NAME,…", help="Only these checks: token,table.")
     ] = None,
 ) -> None:
-    """Look for what is wrong with this machine, and with the places that a configuration names.
-    Each finding has a way out. Exit code 1 if one is a failure.
+    """Find faults of this machine, and of the table, stores and cluster that a configuration names.
+    Each finding names a fix. Exit code 1 if there is a failure.
 
     Example: [bold]raypipe doctor jobs/configs/solar.yaml --fix[/bold]
     """
@@ -61,7 +61,7 @@ def doctor(
     except ImportError as e:
         raise RaypipeError(
             f"A package that every verb needs cannot be imported: {e}",
-            rule="Without it nothing runs, and nothing else can be looked at",
+            rule="Without it nothing runs, and doctor can check nothing else",
             fix="unset PYTHONPATH, or python -m pip install --force-reinstall raypipe",
         ) from e
 

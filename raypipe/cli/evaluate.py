@@ -39,8 +39,8 @@ def evaluate(
     detach: Detach = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Measure a registered model on a labelled table: overall, by slice with intervals, and its
-    surest mistakes as pictures.
+    """Measure a registered model on a labelled table: overall and by slice, with intervals. The
+    report shows its most confident mistakes as pictures.
 
     Example: [bold]raypipe evaluate models:/cells@champion tables/night evaluate.slices=\\[line]
     run.dir=runs/cells[/bold]
@@ -59,7 +59,7 @@ def evaluate(
         return
     if table is None:
         raise ConfigError(
-            "A model alone is evaluated on no table",
+            "raypipe evaluate needs a table beside the model",
             got=model,
             fix=f"raypipe evaluate {model} TABLE, or raypipe evaluate CONFIG",
         )

@@ -27,11 +27,12 @@ def export(
     int8: Annotated[
         bool,
         typer.Option(
-            "--int8", help="Quantise matrix products (for transformers), and say what that costs."
+            "--int8", help="Quantise matrix products (for transformers), and print what that costs."
         ),
     ] = False,
     table: Annotated[
-        str | None, typer.Option(help="A Delta table to compare on; labels give the accuracy.")
+        str | None,
+        typer.Option(help="A Delta table to compare on; with labels, accuracy is shown."),
     ] = None,
     json: Annotated[
         bool,
@@ -40,8 +41,8 @@ def export(
 ) -> None:
     """Write a registered model as ONNX, torch.export or TorchScript: uint8 pixels in, scores out.
 
-    Normalisation is inside; decoding and resizing are described in the file. It is compared with
-    the model first, and refused where a score differs by more than 1e-4.
+    Normalisation is inside; decoding and resizing are described in the file. The file is refused
+    if one of its scores differs from the model's by more than 1e-4.
 
     Example: [bold]raypipe export onnx models:/solar@champion solar.onnx run.dir=runs/solar[/bold]
     """

@@ -24,8 +24,8 @@ Detach = Annotated[
     bool,
     typer.Option(
         "--detach",
-        help="With --submit: end when the job is submitted, and print its id. "
-        "`raypipe jobs ADDRESS --follow ID` follows it.",
+        help="With --submit: print the job's id and end. "
+        "`raypipe jobs ADDRESS --follow ID` shows its output.",
     ),
 ]
 
@@ -34,8 +34,7 @@ DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Say what it would do, and what it would take in seconds, memory and money; "
-        "write nothing.",
+        help="Say what the verb would do, with its time, memory and money; write nothing.",
     ),
 ]
 

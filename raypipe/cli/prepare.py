@@ -36,33 +36,31 @@ def prepare(
         str,
         typer.Option(metavar="same|jpeg|png|webp", help="same: each image keeps its own format."),
     ] = "same",
-    quality: Annotated[int, typer.Option(help="Of JPEG and WebP, 1 to 100.")] = 90,
+    quality: Annotated[int, typer.Option(help="JPEG and WebP quality, 1 to 100.")] = 90,
     version: Annotated[
-        str | None, typer.Option(help="Version, tag or time of SRC; the newest when left out.")
+        str | None, typer.Option(help="Version, tag or time of SRC. Without it: the newest.")
     ] = None,
     where: Annotated[list[str] | None, typer.Option(help=WHERE)] = None,
     workers: Annotated[
         int | None,
-        typer.Option(help="Tasks at a time, a CPU each; all CPUs of the cluster when left out."),
+        typer.Option(help="Tasks at a time, a CPU each. Without it: all CPUs of the cluster."),
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Make DST anew if it cannot be brought up to SRC.")
+        bool, typer.Option("--full", help="Make DST again if rows of SRC were changed or removed.")
     ] = False,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """A copy of a table with smaller images, upright and quick to decode, for data that is read
-    more than once. All other columns stay. Run it again to add what was appended to SRC, or to go
-    on after a kill.
+    """Copy a table with smaller, upright images that decode fast, for data that is read more than
+    once. All other columns stay. Run it again to add rows that were appended to SRC, or to continue
+    after a kill.
 
     Example: [bold]raypipe table prepare tables/photos tables/photos256 --side 256[/bold]
     """
     prepare_environment()
     console = Console(json)
     if workers is not None and workers < 1:
-        raise ConfigError(
-            "No task can prepare anything", got=f"--workers {workers}", rule="1 or more"
-        )
+        raise ConfigError("--workers is too small", got=workers, rule="1 or more")
     # Not at the top: --help should not wait for what the work imports.
     from raypipe.images.smaller import Shape
     from raypipe.tables import export

@@ -23,7 +23,7 @@ Overrides = Annotated[
     typer.Argument(help="section.key=value, as registry.alias=blue", show_default=False),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would move; write nothing.")]
-Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="Kept with the move.")]
+Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, for the history.")]
 
 
 def promote(
@@ -34,7 +34,7 @@ def promote(
     ] = None,
     why: Why = "",
     unbar: Annotated[
-        bool, typer.Option("--unbar", help="Also a version that was rolled back.")
+        bool, typer.Option("--unbar", help="Promote even a version that was rolled back.")
     ] = False,
     history: Annotated[
         bool, typer.Option("--history", help="Only list the moves of the alias.")
@@ -42,7 +42,7 @@ def promote(
     json: Json = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Promote a registered version by hand, whatever the gate says.
+    """Promote a registered version by hand, even if the gate of a retrain refuses it.
 
     Example: [bold]raypipe promote jobs/configs/solar.yaml --version 3 --why "looked at"[/bold]
     """
@@ -75,14 +75,18 @@ def rollback(
     overrides: Overrides = None,
     to: Annotated[
         int | None,
-        typer.Option("--to", help="The version to go back to; the one before.", show_default=False),
+        typer.Option(
+            "--to",
+            help="The version to go back to. Without it: the previous champion.",
+            show_default=False,
+        ),
     ] = None,
     why: Why = "",
     json: Json = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Go back to an earlier champion. The version it leaves is not promoted again until
-    raypipe promote --version N --unbar. Without --to, a second call changes nothing.
+    """Go back to an earlier champion. Only raypipe promote --version N --unbar promotes the version
+    again that was rolled back. Without --to, a second call changes nothing.
 
     Example: [bold]raypipe rollback jobs/configs/solar.yaml --why "too many false alarms"[/bold]
     """

@@ -29,16 +29,16 @@ WRITE = "python -m raypipe.cli.reference"
 HEAD = """# Configuration
 
 Every verb takes one YAML file and `section.key=value` on the command line. A verb reads the
-sections that it needs. An unknown key is refused. The resolved configuration is saved with each
+sections that it needs. An unknown key is an error. The resolved configuration is saved with each
 run.
 
-Values on the command line are YAML, too: `search.refit=null`, `table.where={{split: train}}`. A
-text that YAML would read as something else is quoted for YAML and for the shell:
+Values on the command line are YAML, too: `search.refit=null`, `table.where={{split: train}}`. If
+YAML would read a text as something else, quote it for YAML and for the shell:
 `run.name='"line #3"'`.
 
-`raypipe config SECTION` prints a section of this page. Editors complete the keys with a JSON
-schema: write it with `raypipe config --schema > schema.json`, and put
-`# yaml-language-server: $schema=schema.json` at the top of a file beside it.
+`raypipe config SECTION` prints a section of this page. To let your editor complete the keys, run
+`raypipe config --schema > schema.json`, and put `# yaml-language-server: $schema=schema.json` at
+the top of your YAML file in the same folder.
 
 This page is made from the docstrings of the settings: `{write}`.
 """
@@ -178,8 +178,10 @@ def page() -> str:
     parts = [HEAD.format(write=WRITE)]
     for section in sections():
         text = _one_paragraph(Job.model_fields[section].description)
-        parts.append(f"## {section}\n\n{text}\n")
-        for setting in settings(section):
+        keys = settings(section)
+        # A section that is a single key has its text there.
+        parts.append(f"## {section}\n" if keys[0].name == section else f"## {section}\n\n{text}\n")
+        for setting in keys:
             default = f"; default `{setting.default}`"
             if setting.default in (REQUIRED, DEFAULTS):
                 default = f"; {setting.default}"

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="A page and a JSON file: what is known of a model version, and what happened to a model.",
+    help="Write a page and a JSON file: where a model version comes from, or what happened to a "
+    "model.",
 )
 
 Overrides = Annotated[
@@ -38,7 +39,7 @@ def model(
     config: Annotated[
         str | None,
         typer.Argument(
-            help="A YAML configuration that says where NAME is registered; else runs/NAME.",
+            help="A YAML configuration that says where NAME is registered. Without it: runs/NAME.",
             metavar="[CONFIG]",
             show_default=False,
         ),
@@ -48,12 +49,12 @@ def model(
         int | None, typer.Option(help="A version of the configuration's model.", show_default=False)
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Do not read the rows again to compare them.")
+        bool, typer.Option("--quick", help="Do not read the table's rows to compare them.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Eight questions about a registered version: which rows, how cleaned, which code, which
-    machine, how good, what it replaced, why, at what cost. Exit code 2 if a record is not true.
+    """Answer eight questions about a registered version: which rows, how cleaned, which code, which
+    machine, how good, what it replaced, why, at what cost. Exit code 2 if a record is wrong.
 
     Example: [bold]raypipe report model cells@champion mine.yaml[/bold]
     """
@@ -77,7 +78,7 @@ def timeline(
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """All drift checks, comparisons and moves of the champion, in the order of their commits.
+    """List all drift checks, comparisons and moves of the champion, in the order of their commits.
 
     Example: [bold]raypipe report timeline mine.yaml[/bold]
     """

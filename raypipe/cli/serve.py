@@ -21,8 +21,8 @@ def serve(
 ) -> None:
     """Answer requests with the champion: POST an image to /predict, or drop one on the page at /.
 
-    A promotion is followed without a restart. Ends with SIGTERM or Ctrl+C, when running requests
-    have their answers.
+    After a promotion it serves the new champion without a restart. SIGTERM or Ctrl+C ends it when
+    running requests have their answers.
 
     Example: [bold]raypipe serve jobs/configs/solar.yaml serve.port=8000[/bold]
     """

@@ -16,8 +16,8 @@ MACHINES = {"arm64": "aarch64", "AMD64": "x86_64"}
 
 app = typer.Typer(
     invoke_without_command=True,
-    help="Build the fastdup and Alibi Detect environments on this machine now, instead of at first "
-    "use; or pack them for nodes without internet.\n\n"
+    help="Build the separate environments of fastdup and Alibi Detect on this machine now, not at "
+    "first use; or pack them for nodes without internet.\n\n"
     "With RAYPIPE_SIDECARS=ADDRESS the wheels come from an archive, else from the package index of "
     "pip (PIP_INDEX_URL).\n\n"
     "Example: [bold]raypipe sidecars[/bold], or "
@@ -59,20 +59,22 @@ def pack(
         typer.Option(metavar="FILE", help="A file, or an object (s3://, gs://, az://, abfss://)."),
     ] = "raypipe-sidecars.zip",
     python: Annotated[
-        str | None, typer.Option(metavar="VERSION", help="Of the nodes, as 3.12; else this one.")
+        str | None,
+        typer.Option(metavar="VERSION", help="The nodes' Python, as 3.12. Without it: this one."),
     ] = None,
     machine: Annotated[
-        str | None, typer.Option(help="Of the nodes: x86_64 or aarch64; else this one's.")
+        str | None,
+        typer.Option(help="The nodes' machine: x86_64 or aarch64. Without it: this one's."),
     ] = None,
     only: Annotated[
-        str | None, typer.Option(metavar="NAME,…", help="Only these sidecars, as fastdup.")
+        str | None, typer.Option(metavar="NAME,…", help="Only these sidecars: fastdup, alibi.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Pack the sidecars' wheels into an archive for nodes without internet.
 
-    Nodes with Linux and glibc 2.31 or newer build from it, if cluster.sidecars or RAYPIPE_SIDECARS
-    is its address. With the #sha256=… that is printed, nobody can exchange it unseen.
+    Set cluster.sidecars or RAYPIPE_SIDECARS to its address: then nodes with Linux and glibc 2.31 or
+    newer build from it. With the printed #sha256=… they refuse an archive that was changed.
 
     Example: [bold]raypipe sidecars pack --python 3.12 --out s3://plant/sidecars.zip[/bold]
     """

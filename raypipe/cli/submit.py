@@ -54,18 +54,19 @@ def jobs(
     address: Annotated[
         str | None,
         typer.Argument(
-            help="The cluster's dashboard. Without it, that of RAY_ADDRESS.",
+            help="Address of the cluster's dashboard. Without it: RAY_ADDRESS.",
             metavar="http://HOST:8265",
             show_default=False,
         ),
     ] = None,
     follow: Annotated[
-        str | None, typer.Option("--follow", metavar="JOB", help="Show its output until it ends.")
+        str | None,
+        typer.Option("--follow", metavar="JOB", help="Show the job's output until it ends."),
     ] = None,
-    stop: Annotated[str | None, typer.Option("--stop", metavar="JOB", help="End it.")] = None,
+    stop: Annotated[str | None, typer.Option("--stop", metavar="JOB", help="Stop the job.")] = None,
     json: Json = False,
 ) -> None:
-    """List the jobs of a Ray cluster, follow one to its exit code, or stop one.
+    """List the jobs of a Ray cluster, follow a job (with its exit code), or stop a job.
 
     Example: [bold]raypipe jobs http://127.0.0.1:8265 --stop raypipe-train-1a2b3c4d[/bold]
     """

@@ -57,7 +57,7 @@ _NAME = re.compile(r"""\s*(?:"(?P<quoted>(?:[^"]|"")*)"|(?P<plain>[^",][^,]*|))\
 @app.command("list")
 @app.command("history")
 def list_versions(table: Table, overrides: Overrides = None, json: Json = False) -> None:
-    """Every version: when, what, who, why, rows, tags. Example: [bold]raypipe table history
+    """List every version: when, what, who, why, rows, tags. Example: [bold]raypipe table list
     tables/solar[/bold]
     """
     console, (opened, _) = _console(json), _opened(table, overrides)
@@ -86,7 +86,7 @@ def tag(
     table: Table,
     name: Annotated[str, typer.Argument(help="The tag.")],
     version: Annotated[
-        int | None, typer.Option(help="Which version; the newest when left out.")
+        int | None, typer.Option(help="Which version. Without it: the newest.")
     ] = None,
     move: Annotated[bool, typer.Option("--move", help="Move a tag that exists.")] = False,
     remove: Annotated[
@@ -102,7 +102,7 @@ def tag(
     if remove and (move or version is not None):
         given = "--move" if move else f"--version {version}"
         raise ConfigError(
-            "These exclude each other", got=f"--remove {given}", fix="Give one of them"
+            "These options exclude each other", got=f"--remove {given}", fix="Give one of them"
         )
     console = _console(json)
     opened, _ = _opened(table, overrides)
@@ -121,13 +121,13 @@ def diff(
     table: Table,
     before: Annotated[str, typer.Argument(help="Version, tag or time.")],
     after: Annotated[
-        str | None, typer.Argument(help="Version, tag or time; the newest when left out.")
+        str | None, typer.Argument(help="Version, tag or time. Without it: the newest.")
     ] = None,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """Images added, removed, relabelled, or moved. Example: [bold]raypipe table diff tables/solar
-    raw clean[/bold]
+    """Show images that were added, removed or relabelled, or moved to another split. Example:
+    [bold]raypipe table diff tables/solar raw clean[/bold]
     """
     # `raypipe table diff mine.yaml raw table.uri=…` names no second version.
     if after is not None and table.endswith(CONFIGS) and _SETTING.match(after):
@@ -155,13 +155,13 @@ def diff(
 def lineage(
     table: Table,
     version: Annotated[
-        str | None, typer.Option(help="Version, tag or time; the newest when left out.")
+        str | None, typer.Option(help="Version, tag or time. Without it: the newest.")
     ] = None,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """What a version was made from, step by step. Example: [bold]raypipe table lineage tables/solar
-    --version clean[/bold]
+    """Show what a version was made from, step by step. Example: [bold]raypipe table lineage
+    tables/solar --version clean[/bold]
     """
     console, (opened, chosen) = _console(json), _opened(table, overrides)
     from raypipe.tables import versions
@@ -190,16 +190,14 @@ def optimize(
     table: Table,
     by: Annotated[
         str | None,
-        typer.Option(
-            help=f"Cluster the rows by these columns (z-order), like label,split. {QUOTED}"
-        ),
+        typer.Option(help=f"Cluster the rows by these columns (z-order): label,split. {QUOTED}"),
     ] = None,
     target_mb: Annotated[int, typer.Option(min=1, help="Size of a file.")] = 256,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """Make few files of many; the rows stay the same. Example: [bold]raypipe table optimize
-    tables/solar[/bold]
+    """Compact many small files into few large ones; the rows stay the same. Example: [bold]raypipe
+    table optimize tables/solar[/bold]
     """
     console, (opened, _) = _console(json), _opened(table, overrides)
     from raypipe.tables import versions
@@ -211,15 +209,15 @@ def optimize(
 def vacuum(
     table: Table,
     keep_hours: Annotated[
-        int | None, typer.Option(min=0, help="Keep what versions younger than this need.")
+        int | None, typer.Option(min=0, help="Keep files of versions younger than this.")
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Remove the files; without it they are only counted.")
+        bool, typer.Option("--yes", help="Delete the files; without it they are only counted.")
     ] = False,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """Remove files of old versions, never of a tagged one. Example: [bold]raypipe table vacuum
+    """Delete files that only old versions without a tag need. Example: [bold]raypipe table vacuum
     tables/solar --yes[/bold]
     """
     console, (opened, _) = _console(json), _opened(table, overrides)
@@ -247,29 +245,29 @@ def export(
         Path, typer.Argument(help="OUT.parquet, or a folder for image files and labels.csv.")
     ],
     version: Annotated[
-        int | None, typer.Option(help="Which version; the newest when left out.")
+        int | None, typer.Option(help="Which version. Without it: the newest.")
     ] = None,
     tag: Annotated[str | None, typer.Option(help="The version of this tag.")] = None,
     at: Annotated[
-        str | None, typer.Option(help="The newest version at this time, like 2026-11-01T12:00:00Z.")
+        str | None, typer.Option(help="The newest version at this time: 2026-11-01T12:00:00Z.")
     ] = None,
     columns: Names = None,
     where: Annotated[list[str] | None, typer.Option(help=WHERE)] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many rows.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most rows.")] = None,
     sample: Annotated[
         float | None,
         typer.Option(min=1e-9, max=1, help="A share of the rows, always the same ones."),
     ] = None,
     workers: Annotated[
-        int, typer.Option(min=0, help="Read with so many Ray workers; 0 reads here.")
+        int, typer.Option(min=0, help="Number of Ray workers; 0: read in this process.")
     ] = 0,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace OUT when it exists.")
+        bool, typer.Option("--overwrite", help="Replace OUT if it exists.")
     ] = False,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """The rows a reader sees, as one Parquet file or as image files.
+    """Write the rows of a version as one Parquet file or as image files.
 
     Example: [bold]raypipe table export tables/solar solar.parquet --tag clean --where
     split=test[/bold]
@@ -278,7 +276,9 @@ def export(
         n: v for n, v in (("--version", version), ("--tag", tag), ("--at", at)) if v is not None
     }
     if len(given) > 1:
-        raise ConfigError("These exclude each other", got=" ".join(given), fix="Give one of them")
+        raise ConfigError(
+            "These options exclude each other", got=" ".join(given), fix="Give one of them"
+        )
     console, (opened, chosen) = _console(json), _opened(table, overrides, sample)
     from raypipe.tables import export as room
 

@@ -74,16 +74,16 @@ class ClusterConfig(Section):
     """Which Ray cluster to use. All but `address` and `bring` is about one that starts here."""
 
     address: str = "auto"
-    """auto; local; host:port; spark (Ray on the Spark cluster that this process drives, as on
-    Databricks); or none: fine-tuning by one worker needs no cluster. Not ray://, Ray Client: Ray
-    Train cannot run over it."""
+    """auto: a Ray cluster that runs, else a new one on this host. local: always a new one.
+    host:port: this cluster. spark: Ray on the executors of the Spark application of this process,
+    as on Databricks. none: no Ray, only fine-tuning by one worker. ray:// (Ray Client) is refused:
+    Ray Train cannot run over it."""
 
     spark: SparkConfig = SparkConfig()
     """The size of Ray with cluster.address=spark."""
 
     dashboard: bool = False
-    """Run Ray's dashboard, on loopback. It and its metrics take time from trainings that use all
-    CPUs, so it is off."""
+    """Run Ray's dashboard, on loopback. It takes time from trainings that use all CPUs."""
 
     cpus: int | None = Field(default=None, ge=1)
     """CPUs of the local cluster. null: Ray's own choice, which is all."""
@@ -93,17 +93,17 @@ class ClusterConfig(Section):
 
     sidecars: str | None = None
     """An archive of `raypipe sidecars pack`, from which nodes without internet build fastdup's and
-    Alibi Detect's environments: a path that every node sees, or s3://, gs://, az://, abfss://.
-    #sha256=… behind it holds it to one content. null: RAYPIPE_SIDECARS, else a package index."""
+    Alibi Detect's environments: a path that every node sees, or s3://, gs://, az://, abfss://. With
+    #sha256=… behind it, nodes refuse any other content. null: RAYPIPE_SIDECARS, else a package
+    index."""
 
     usage_every_s: float | None = Field(default=5.0, ge=1)
     """Seconds between two readings of CPU, memory, disk, network and GPUs of each node while a
-    training or a search runs. They go to MLflow's system metrics and into the summary. null:
-    none."""
+    training or a search runs. MLflow's system metrics and the summary show them. null: none."""
 
     bring: tuple[str, ...] = ()
-    """Files and folders below the current one that travel with --submit. raypipe itself, the
-    configuration, `file:` models and python sources travel anyway."""
+    """Files and folders below the current folder that --submit sends too. It always sends raypipe,
+    the configuration, `file:` models, and sources of the kind python."""
 
     @field_validator("sidecars")
     @classmethod
@@ -151,7 +151,7 @@ def connect(cfg: ClusterConfig, needed: bool = True, preload: str = "") -> dict[
 def _require_address(cfg: ClusterConfig, needed: bool) -> None:
     if cfg.address == "none" and needed:
         raise ClusterError(
-            "This needs a cluster", got="cluster.address=none", fix="Set cluster.address=auto"
+            "This verb needs a cluster", got="cluster.address=none", fix="Set cluster.address=auto"
         )
 
 

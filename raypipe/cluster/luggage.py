@@ -55,7 +55,7 @@ def require_lasting(places: Mapping[str, str]) -> None:
     for setting, place in places.items():
         if COPIES in place:
             raise ConfigError(
-                f"{setting} lies in Ray's copy of what travelled with the job",
+                f"{setting} is inside the folder that Ray copied for this job",
                 got=place,
                 rule="Ray deletes it with the job, and other nodes do not see it",
                 fix=f"Set {setting} to an absolute path or a URL that every node can reach",

@@ -63,8 +63,8 @@ class SparkConfig(Section):
     """Ray on a Spark application, for cluster.address=spark. Each Ray node is one Spark task."""
 
     workers: int | None = Field(default=None, ge=1)
-    """Ray nodes, beside the head on the Spark driver, which computes nothing. null: as many as the
-    executors have room for."""
+    """Number of Ray nodes, without the head on the Spark driver, which computes nothing. null: as
+    many as fit on the executors."""
 
     cpus: int | None = Field(default=None, ge=1)
     """CPUs of a Ray node. null: all of an executor."""
@@ -73,12 +73,12 @@ class SparkConfig(Section):
     """GPUs of a Ray node. null: its share of the executor's, by CPUs."""
 
     memory: int | None = Field(default=None, ge=256)
-    """Memory of a Ray node for tasks in MiB; it is counted, not enforced. null: Ray's own choice by
-    the machine's memory. cluster.object_store_mb comes on top."""
+    """Memory of a Ray node for tasks in MiB; Ray counts it and does not enforce it.
+    cluster.object_store_mb is added. null: Ray's own choice by the machine's memory."""
 
     autoscale: bool = False
-    """Start with one Ray node, add nodes up to `workers` while work waits, and give idle ones back
-    after a minute."""
+    """Start with one Ray node, add nodes up to `workers` while tasks wait, and remove nodes that
+    are idle for a minute."""
 
     dashboard_port: int | None = Field(default=None, ge=1024, le=65535)
     """Port of Ray's dashboard on the Spark driver's loopback, for `ray job submit` and --submit.

@@ -81,7 +81,7 @@ def follow(jobs: Jobs, job: str, as_json: bool, say: Callable[[str], None]) -> i
         state = jobs.follow(job, output.take, say)
     except KeyboardInterrupt:
         raise RaypipeError(
-            f"{job} goes on without this command",
+            f"{job} continues without this command",
             fix=f"raypipe jobs {jobs.address} --follow {job}, or --stop {job}",
         ) from None
     code = code_of(state, jobs.address)

@@ -15,8 +15,8 @@ class CostConfig(Section):
     """What the nodes that a job runs on cost."""
 
     node: str | None = None
-    """The node type that the job runs on, as in g5.xlarge or Standard_NC24ads_A100_v4. null: it is
-    not known, and money is not estimated. `raypipe cost --nodes list` lists the known ones."""
+    """The node type that the job runs on, for example g5.xlarge or Standard_NC24ads_A100_v4.
+    `raypipe cost --nodes list` lists them. null: money is not estimated."""
 
     price_per_hour: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
         default_factory=dict

@@ -36,9 +36,9 @@ class FeedConfig(Section):
     """
 
     carrier: Literal["auto", "threads", "offload", "cache"] = "auto"
-    """The loader, which decides where images are decoded. `threads`: in the training worker.
-    `offload`: on other CPUs of the cluster. `cache`: once, kept in the memory of the object store.
-    `auto`: cache where `cache_mb` allows it, else threads."""
+    """Where images are decoded. `threads`: in the training worker. `offload`: on other CPUs of the
+    cluster. `cache`: once, and kept in the memory of Ray's object store. `auto`: cache if
+    `cache_mb` allows it, else threads."""
 
     cache_mb: int = Field(default=1024, gt=0)
     """The most megabytes of decoded pixels that the cache may hold. 1024: 7,000 images of 224
@@ -47,7 +47,7 @@ class FeedConfig(Section):
 
     train: str = "train"
     """The split to train on: a value of the split column. train+val names two values, unless the
-    column has that very value. The same holds for `val` and `test`."""
+    column has the value train+val. `val` and `test` are written in the same way."""
 
     val: str = "val"
     """The split for validation after each epoch, early stopping and the choice of a model."""
@@ -57,23 +57,23 @@ class FeedConfig(Section):
 
     threads: int | None = Field(default=None, ge=1)
     """Decoding threads of each training worker, with carrier `threads`. null: 2; for a worker with
-    a GPU its part of the node's CPUs, 8 at most."""
+    a GPU its share of the node's CPUs, at most 8."""
 
     prefetch: int = Field(default=2, ge=1)
     """Batches decoded ahead of the training step. Each takes memory: 9.6 MB for 64 images of
     224 px."""
 
     shards: int = Field(default=12, ge=1)
-    """Parts of the sample order that are read side by side. A world size that divides it reads each
-    row group once; 12 is divisible by 1, 2, 3, 4, 6 and 12."""
+    """Number of parts of the sample order that are read side by side. If the number of workers
+    divides it, each row group is read once: 12 is divisible by 1, 2, 3, 4, 6 and 12."""
 
     window: int = Field(default=2, ge=1)
-    """Row groups of a shard that are shuffled together. shards * window row groups are in use at a
-    time: more shuffles better and takes more memory."""
+    """Row groups of a shard that are shuffled together. shards * window row groups are in memory at
+    a time. More: better shuffling."""
 
     drop_last: bool = True
-    """Drop the samples that do not fill the last batch of an epoch. false: fill it up with samples
-    from the epoch's start."""
+    """Drop the samples that do not fill the last batch of an epoch. false: fill that batch with
+    samples from the epoch's start."""
 
     sampling: Literal["natural", "balanced", "weighted", "sources"] = "natural"
     """How often a sample is drawn. `natural`: once an epoch. `balanced`: every class equally often.
@@ -89,9 +89,9 @@ class FeedConfig(Section):
     """
 
     verify: bool = True
-    """Hash every stored image and compare it with the column sha256, in rows that have one, each
-    time a row group is read; for frozen features, once a run. false: trust the column. Images whose
-    features are kept are then not read at all."""
+    """Compare the hash of every image with the column sha256, in rows that have one, each time a
+    row group is read; for frozen features, once a run. false: trust the column. Then images whose
+    features are stored are not read at all."""
 
     on_bad: Literal["replace", "stop"] = "replace"
     """What to do with an image that does not decode, is null, or does not match its sha256.
@@ -100,11 +100,11 @@ class FeedConfig(Section):
     leave_out: str | None = None
     """A JSON file with a list of ids: rows of the training split that are not trained on. If the
     file's name is a sha256, it is compared with the content. A retrain with watch.replay writes
-    one."""
+    such a file."""
 
     trace: str | None = None
-    """A folder for the id and the position of every sample of every training batch. null: none is
-    written."""
+    """A folder into which raypipe writes the id and the position of every sample of every training
+    batch. null: none."""
 
     @property
     def cpu_threads(self) -> int:

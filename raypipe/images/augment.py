@@ -39,11 +39,11 @@ class AugmentConfig(Section):
     """How training images may change. The defaults change nothing."""
 
     crop_area: float = Field(default=1.0, gt=0, le=1)
-    """The least share of the picture's area that a random crop keeps. The crop is stretched to the
+    """The least share of the picture's area that a random crop keeps. The crop is resized to the
     full size. 1: no crop."""
 
     crop_aspect: float = Field(default=4 / 3, ge=1, le=4)
-    """The most by which a crop's ratio of sides may differ from the picture's, as a factor."""
+    """The largest factor between the aspect ratios of a crop and of the picture."""
 
     flip_horizontal: bool = False
     """Mirror half of the pictures left to right."""
@@ -55,7 +55,7 @@ class AugmentConfig(Section):
     """Turn each picture by 0, 90, 180 or 270 degrees."""
 
     degrees: float = Field(default=0.0, ge=0, le=180)
-    """Turn by up to so many degrees either way."""
+    """Rotate by at most this number of degrees either way."""
 
     zoom: float = Field(default=0.0, ge=0, lt=1)
     """Scale by 1 - zoom to 1 + zoom."""
@@ -73,7 +73,7 @@ class AugmentConfig(Section):
     """Multiply the distance from gray by 1 - x to 1 + x."""
 
     hue: float = Field(default=0.0, ge=0, le=0.5)
-    """Turn colours by up to this share of the colour circle either way."""
+    """Rotate hues by at most this share of the colour circle either way."""
 
     policy: Literal["none", "randaugment", "trivial"] = "none"
     """`randaugment`: `policy_ops` random changes at `policy_magnitude` of their range. `trivial`:
@@ -99,7 +99,7 @@ class AugmentConfig(Section):
     """Alpha of the Beta distribution of the area of a rectangle from another picture. 0: off."""
 
     mix_share: float = Field(default=1.0, ge=0, le=1)
-    """The share of pictures that mixup or cutmix changes at all."""
+    """The share of pictures that mixup or cutmix changes."""
 
 
 def augment(

@@ -100,7 +100,7 @@ def _hugging_face_config(
         return transformers.AutoConfig.for_model(name, **changes)
     except OSError:
         raise ConfigError(
-            "There is no such Hugging Face model to be had here",
+            "This Hugging Face model cannot be found",
             got=name,
             rule="It is a folder with a config.json, or a name on a hub that this machine reaches",
             fix="Download it elsewhere and set model.name=hf:/its/folder",
@@ -297,10 +297,10 @@ def _asking(name: str) -> Iterator[None]:
         raise
     except Exception as e:
         raise ConfigError(
-            f"The library has no such backbone to give: {type(e).__name__}: {one_line(e, 200)}",
+            f"The library cannot build this backbone: {type(e).__name__}: {one_line(e, 200)}",
             got=name,
             rule="Name and options are the library's own, and it may have to download weights",
-            fix="Correct model.name or model.options, or see to it that the weights can be reached",
+            fix="Correct model.name or model.options, or let this machine download the weights",
         ) from e
 
 

@@ -78,14 +78,14 @@ def width(backbone: nn.Module, side_px: int) -> int:
         raise ConfigError(
             f"This backbone fails on an image: {one_line(e, 200)}",
             got=f"model.side_px={side_px}",
-            fix="Set model.side_px to what it was made for, or take another model.name",
+            fix="Set model.side_px to the backbone's own size, or set another model.name",
         ) from e
     backbone.train(training)
 
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
         shape = tuple(alone.shape) if isinstance(alone, Tensor) else type(alone).__name__
         raise ConfigError(
-            "A backbone gives one row of features an image",
+            "A backbone must give one row of features for each image",
             got=shape,
             rule="The shape is (images, features)",
         )
@@ -102,10 +102,10 @@ def width(backbone: nn.Module, side_px: int) -> int:
     if not torch.allclose(features[1:], alone, rtol=1e-2, atol=1e-3 * largest):
         apart = float((features[1:] - alone).abs().max())
         raise ConfigError(
-            "This backbone gives an image other features each time, or in other company",
+            "The features of an image change from call to call, or with the other images",
             got=f"{apart:.2g} apart, of {largest:.2g}",
-            rule="A model that predicts masks nothing at random and takes no batch statistics",
-            fix="Switch its masking off in model.options, or take another model.name",
+            rule="In evaluation a backbone must mask nothing at random and use no batch statistics",
+            fix="Switch off masking in model.options, or set another model.name",
         )
     return features.shape[1]
 

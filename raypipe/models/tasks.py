@@ -189,7 +189,7 @@ def _numbers(labels: Sequence[Any], kind: Kind) -> np.ndarray:
         fix = "Set model.task=regression for other numbers"
     if bad_N.any():
         raise DataError(
-            "Labels that nothing can be learned from",
+            "No model can learn from these labels",
             got=values_N[bad_N][:5].tolist(),
             rule=rule,
             fix=fix,

@@ -45,53 +45,53 @@ class ModelConfig(Section):
     name: str = "efficientnet_lite0"
     """The backbone: efficientnet_lite0, efficientnet_lite0_stages, small_cnn, or a name with the
     prefix of a provider: hf:, timm:, torchvision:, file:. The default needs no download. With
-    raypipe[lite] also efficientnet_lite1 and efficientnet_lite2, and their _stages."""
+    raypipe[lite] also efficientnet_lite1 and efficientnet_lite2, each also with _stages."""
 
     task: Kind = "single_label"
     """What the labels mean. `single_label`: one of several classes. `multi_label`: any of several
     tags. `probability`: a number from 0 to 1. `regression`: any number."""
 
     mode: Literal["frozen", "finetune"] = "frozen"
-    """`frozen`: train a head on features that are computed once. `finetune`: train the backbone,
-    too. Frozen is the default because it takes minutes on a CPU."""
+    """`frozen`: train a head (the last layer) on features that are computed once. It takes minutes
+    on a CPU. `finetune`: train the backbone, too."""
 
     frozen_blocks: int = Field(default=0, ge=0)
-    """With mode finetune: the stem and so many blocks above it stay as pretrained, batch statistics
-    included. A convolutional backbone's lowest blocks cost most: efficientnet_lite0 trains 1.5
-    times as fast with 3."""
+    """With mode finetune: the stem and this number of blocks above it are not trained, batch
+    statistics included. A convolutional backbone's lowest blocks cost most: with 3,
+    efficientnet_lite0 trains 1.5 times as fast."""
 
     pretrained: bool = True
     """Start from pretrained weights. false: from random ones."""
 
     head: heads.HeadKind = "linear"
-    """What turns features into logits. `linear`: weights of the features. `kernel`: weights of the
-    similarities to images of the training set; fitted by train.solver, with mode frozen."""
+    """What turns features into logits. `linear`: a linear layer on the features. `kernel`: a linear
+    layer on the similarities to training images; needs mode frozen, and train.solver lbfgs or
+    closed."""
 
     landmarks: int = Field(default=2048, ge=1)
-    """With head kernel: to how many images of the training set an image is compared, drawn at
-    random. The head holds their features: 2,048 of efficientnet_lite0_stages are 23 MB. On the
+    """With head kernel: number of training images, drawn at random, that an image is compared with.
+    The head contains their features: 2,048 of efficientnet_lite0_stages are 23 MB. On the
     solar cells 512 cost two points of accuracy."""
 
     side_px: int | None = Field(default=None, ge=16, le=2048)
-    """Height and width in pixels to which images are squeezed. null: what the backbone was made
-    for."""
+    """Height and width in pixels to which images are resized; the aspect ratio is not kept. null:
+    the backbone's own."""
 
     dropout: float = Field(default=0.2, ge=0, lt=1)
     """The share of features that the head drops at random in training."""
 
     norm_momentum: float | None = Field(default=None, gt=0, le=1)
-    """How fast the running statistics of batch norms follow the batches. null: as the backbone has
-    it. That may be too slow for a short training: efficientnet_lite0's 0.01 is for 100,000
-    steps."""
+    """Momentum of the running statistics of batch norms. null: the backbone's own, which may be too
+    small for a short training: efficientnet_lite0's 0.01 is for 100,000 steps."""
 
     views: Literal[1, 2, 4, 8] = 1
-    """A prediction is the mean over so many views of the image. 2: mirrored, too. 4: flipped both
-    ways. 8: with quarter turns. Each view costs a forward pass."""
+    """Number of views of the image over which a prediction is averaged. 2: also mirrored. 4:
+    flipped both ways. 8: also with quarter turns. Each view costs a forward pass."""
 
     calibrate: bool = False
-    """Divide the registered model's logits by a temperature that is fitted on validation images, so
-    that of images with a score of 0.8 about 80 % should be right. No predicted label changes. A
-    temperature that does not help in a cross-validation is left out."""
+    """Divide the registered model's logits by a temperature that is fitted on validation images:
+    then about 80 % of images with a score of 0.8 should be right. Predicted labels do not change.
+    A temperature that does not help in a cross-validation is not used."""
 
     options: dict[str, Any] = Field(default={})
     """Arguments for the library or the factory that builds the backbone."""
@@ -133,12 +133,12 @@ class ModelConfig(Section):
             )
         if self.views > 1 and self.mode == "frozen":
             raise ValueError(
-                "frozen features are of the image as it is. "
+                "frozen features have one view of each image. "
                 "Set model.views=1, or model.mode=finetune"
             )
         if self.frozen_blocks and not (self.mode == "finetune" and self.pretrained):
             raise ValueError(
-                "frozen_blocks is for pretrained weights under mode finetune. "
+                "frozen_blocks needs pretrained weights and mode finetune. "
                 "Set model.frozen_blocks=0"
             )
         if self.pretrained and not exist:
@@ -263,7 +263,7 @@ class ImageModel(Predictor):
         if not isinstance(features, Tensor):
             # torchvision's Inception, in training: its auxiliary logits come, too.
             raise ConfigError(
-                "A backbone gives one row of features an image",
+                "A backbone must give one row of features for each image",
                 got=type(features).__name__,
                 rule="In training too",
                 fix="Switch further outputs off in model.options, as aux_logits: false",

@@ -17,16 +17,15 @@ from raypipe.config import load
 def quickstart(
     overrides: Overrides = None,
     json: Json = False,
-    config: Annotated[Path, typer.Option(help="The story's configuration.")] = Path(EXAMPLE),
+    config: Annotated[Path, typer.Option(help="The configuration.")] = Path(EXAMPLE),
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Forget an earlier quickstart and start over.")
     ] = False,
 ) -> None:
-    """The whole loop on real photographs of solar cells: ingest, clean, search, predict, drift,
+    """Run the whole loop on real photographs of solar cells: ingest, clean, search, predict, drift,
     retrain, promote.
 
-    Example: [bold]raypipe quickstart[/bold]. Killed half way, run it again: it goes on where it
-    was.
+    Example: [bold]raypipe quickstart[/bold]. If it is killed, run it again: it continues.
     """
     prepare_environment()
     console = Console(json)

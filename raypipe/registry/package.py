@@ -202,7 +202,7 @@ class Package:
         has_code = any(name.startswith(own_code.FOLDER) for name in self.files)
         if has_code and not self._is_sealed:
             raise DataError(
-                "The model package holds code, and nobody vouches for it",
+                "The model package holds code that no registered version confirms",
                 got=self._where,
                 rule="Code of a file: model runs only if the package matches a registered seal",
                 fix="raypipe.load('models:/NAME@champion'), or Package(folder, seal=…)",

@@ -33,13 +33,13 @@ class RegistryConfig(Section):
     """Where runs and models are registered."""
 
     uri: str | None = None
-    """Address of the MLflow store. null: SQLite in the run folder. `env:NAME`: the address in the
-    environment variable NAME, which may hold a password as no other address may."""
+    """Address of the MLflow store. `env:NAME`: the address is in the environment variable NAME.
+    Only there it may contain a password. null: SQLite in the run folder."""
 
     registry_uri: str | None = None
-    """Address of the model registry, where it is not in the same store. `databricks-uc` or
-    `databricks-uc://PROFILE`: Unity Catalog. `env:NAME` as for uri. null: the store of uri, and
-    Unity Catalog if that is Databricks."""
+    """Address of the model registry, if it is not in the same store. `databricks-uc` or
+    `databricks-uc://PROFILE`: Unity Catalog. `env:NAME` as for uri. null: the store of uri; Unity
+    Catalog if that is Databricks."""
 
     experiment: str = "raypipe"
     """MLflow experiment of all runs; it is created if it does not exist. On Databricks a path in
@@ -50,44 +50,44 @@ class RegistryConfig(Section):
     run's name."""
 
     intended_use: str = ""
-    """What the model is for and what it is not for, in words; its card says it."""
+    """What the model is for and what it is not for, in words, for the model's card."""
 
     data_licence: str = ""
     """Licence of the training images, for the model's card."""
 
     judged_images: int | None = Field(default=100_000, ge=1)
-    """So many images of a split at most judge a model when it is published: its validation split,
-    whose features and scores are also the reference that drift is compared with, and its test
-    split. A larger split is sampled evenly, and the card says so. They are predicted by one process
-    that holds their features. null: all."""
+    """When a model is registered, it predicts at most this number of images of the validation split
+    and of the test split, for its metrics and for the reference of drift checks. A larger split is
+    sampled evenly, and the card says so. One process holds the features of these images. null:
+    all."""
 
     severity_images: int = Field(default=200, ge=0, le=2_000)
-    """So many validation images are shifted on purpose, nine ways each, and predicted when a model
-    of single labels is published. From these, drift checks estimate the accuracy on images without
-    labels. More: narrower intervals, and more time. 0: no estimate."""
+    """Number of validation images that a `single_label` model predicts in nine changed copies when
+    it is registered. From these, drift checks estimate the accuracy on images without labels. More:
+    narrower intervals, and more time. 0: no estimate."""
 
     severity_s: float = Field(default=60.0, gt=0)
-    """Seconds that predicting the shifted images may take at most. Where they are not enough for
-    40 images, there is no estimate, and drift checks say so."""
+    """Most seconds for predicting the changed copies. If that is not enough for 40 images, there is
+    no estimate, and drift checks say so."""
 
     domain: str | None = None
-    """Column that names the known domain of an image, as its camera or its site. The reference
-    keeps the domain of each image, and a batch drifts if it fits no mixture of them. null: the
-    job's `watch.domain`; else the source column, if the table has one."""
+    """Column with the domain of an image, for example its camera or its site. The reference has the
+    domain of each image, and a batch drifts if it fits no mixture of the domains. null:
+    `watch.domain`; else the source column, if the table has one."""
 
     group: str | None = None
-    """Column that names the images that belong together, as the cells of one module. Such images
-    are not independent, and drift checks know it. null: the job's `watch.group`; else each image
-    stands alone."""
+    """Column with the group of an image, for example the module of a cell. Images of a group are
+    not independent, and drift checks count whole groups. null: `watch.group`; else each image is
+    independent."""
 
     alias: str = "champion"
     """Alias of the version in use. Promotion moves it; predictions and drift checks follow it."""
 
     moves: str | None = None
-    """Delta table of all moves of aliases, a folder or an address in an object store. It fences
-    promotions of several hosts. null: `raypipe-moves` beside the registry, if that is SQLite; else
-    (a server, Unity Catalog) below `artifacts.uri`, if that is set; else in the run folder, which
-    fences only the hosts that share it."""
+    """Delta table of all moves of aliases: a folder or an address in an object store. If all hosts
+    share it, only one of two simultaneous promotions succeeds. null: `raypipe-moves` beside the
+    registry, if that is SQLite; else (a server, Unity Catalog) below `artifacts.uri`, if that is
+    set; else in the run folder, which protects only hosts that share the folder."""
 
     moves_storage_options: StorageOptions = Field(default=None, repr=False)
     """Options of the store of `registry.moves`, as those of a table. Credentials among them are

@@ -30,18 +30,17 @@ class SearchLimits(Section):
     """What the registered model and its search must keep. Trials that cannot are not begun."""
 
     latency_ms: float | None = Field(default=None, gt=0)
-    """The median time of the model for one image, from encoded bytes to its label, on one thread of
-    the machine that runs the search. It is measured before the first trial, as the gate of a
-    retrain measures it. null: no limit."""
+    """Most milliseconds of the model for one image (the median), from encoded bytes to its label,
+    on one thread of the machine that runs the search. raypipe measures it before the first trial.
+    null: no limit."""
 
     size_mb: float | None = Field(default=None, gt=0)
-    """The model's weights have at most so many MB (10^6 bytes). null: no limit."""
+    """Most megabytes (10^6 bytes) of the model's weights. null: no limit."""
 
     money: float | None = Field(default=None, gt=0)
-    """The trials cost at most so much, in the currency of search.stopping.price_per_hour, which it
-    needs. As search.stopping.money, but it also counts what the epochs that run will cost: the
-    search stops before one would pass it. Heads of a first answer are paid from it, too. null: no
-    limit."""
+    """The most that trials may cost, in the currency of search.stopping.price_per_hour, which it
+    needs. The search stops before the running epochs would exceed it; search.stopping.money stops
+    when it is spent. The heads of a first answer count too. null: no limit."""
 
     @property
     def of_models(self) -> bool:

@@ -54,7 +54,7 @@ def check(job: TrainJob, cfg: SearchConfig) -> None:
             raise ConfigError(
                 f"search.refit.{name} would end the refit before its learning rate has fallen",
                 got=cfg.refit[name],
-                rule="Such a refit is no model",
+                rule="A refit must train to its last epoch",
                 fix="Set it to null, or limit search.refit.train.epochs or search.budget_s",
             )
     # A preset may have set the refit, and the first answer.

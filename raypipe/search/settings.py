@@ -17,15 +17,17 @@ class PbtConfig(Section):
     """Population based training."""
 
     every: int = Field(default=2, ge=1)
-    """Epochs between two turns. At a turn, weak trials take over the weights of strong ones."""
+    """Epochs between two exchanges. At an exchange, weak trials copy the weights of strong ones."""
 
     quantile: float = Field(default=0.25, gt=0, le=0.5)
-    """Share of the trials that are weak, and share that are strong, at a turn."""
+    """The share of the trials that counts as weak at an exchange, and the share that counts as
+    strong."""
 
     resample_probability: float = Field(default=0.25, ge=0, le=1)
-    """Probability that a weak trial draws a value again; else it moves the strong trial's value.
+    """Probability that a weak trial draws a new value. Otherwise it perturbs the strong trial's
+    value.
 
-    PB2 chooses all values itself, and needs this only where it has no choice.
+    PB2 chooses values itself. It uses this only where it cannot.
     """
 
 
@@ -35,43 +37,45 @@ class SearchConfig(Section):
     # What it may take.
     preset: Preset | None = None
     """Sets the fields of `search` that you leave out: a first answer, an ensemble, and a budget.
-    fast: 3 minutes. good: 20 minutes, and a refit with more pixels. best: an hour."""
+    fast: 3 minutes. good: 20 minutes, with a refit at more pixels. best: the same in an hour."""
 
     budget_s: float | None = Field(default=None, gt=0)
     """Seconds for the whole of `raypipe tune`, from the start of its process (in Python: of the
     call) to the registered model: reading, trials, refit, test, registration. After a kill the same
-    command counts anew, and reads what was finished from disk. null: unlimited."""
+    command begins a new budget, and reads finished work from disk. null: unlimited."""
 
     refit_share: float = Field(default=0.5, gt=0, lt=1)
-    """The part of a budget that trials leave for a refit, of what start and end leave."""
+    """The share of the budget for a refit. The rest is for trials. The time of start and end is
+    subtracted first."""
 
     # How many trials, and over what.
     samples: int = Field(default=16, ge=1, le=100_000)
-    """Number of trials. A space with a grid runs the whole grid so many times, as in Ray Tune.
+    """Number of trials. If the space has a grid, the whole grid runs this number of times, as in
+    Ray Tune.
 
     With budget_s and without samples, trials begin until the time is over.
     """
 
     space: dict[str, str] | None = None
-    """What is searched: dotted fields, each with how it is drawn.
+    """The fields to search, and how each is drawn.
 
     grid(a, b), choice(a, b), uniform(low, high), loguniform(low, high), quniform(low, high, step)
     or randint(low, high) without high. Each may have `if CONDITION`. null: a default space for the
-    task, without the fields that the job sets.
+    task, without the fields that you set.
     """
 
     searcher: Literal["random", "tpe", "gp", "bohb"] = "random"
     """What chooses a trial's values: chance, or a model of earlier trials' results.
 
-    tpe: a tree-structured Parzen estimator. gp: a Gaussian process. bohb: TPE on results of equally
-    many epochs, for the schedulers asha and pasha. These three need raypipe[optuna].
+    tpe: a tree-structured Parzen estimator. gp: a Gaussian process. bohb: TPE on results after the
+    same number of epochs, for the schedulers asha and pasha. These three need raypipe[optuna].
     """
 
     first_answer: bool = False
-    """Before the first trial, fit heads on frozen features of the installed backbones, at two
-    resolutions, as far as that takes a minute; 2,600 images on two cores are about the most. Trials
-    have to beat it; it is registered if none does. The settings of model.mode and of steps play no
-    part in it."""
+    """Before the first trial, fit heads (classifiers) on frozen features of the installed
+    backbones, at two resolutions, within a minute: enough for about 2,600 images on two cores. The
+    best head is registered if no trial is better. model.mode and settings of step-by-step training
+    have no effect on heads."""
 
     warm_start: bool = False
     """Start from the results of earlier searches on the same table in the same run.dir."""
@@ -84,74 +88,73 @@ class SearchConfig(Section):
 
     asha: at each rung (`grace` epochs, `grace` * `reduction`, …) trials pause, and the best
     1/`reduction` continue. pasha: the same, with later rungs only while rankings still change.
-    freeze_thaw: after each epoch a model of all curves chooses who trains the next one; `samples`
-    are drawn at the start, and the search ends when the metric has not improved for long.
-    hyperband, median: Ray Tune's; hyperband draws all trials at the start. pbt, pb2: trials take
-    over each other's weights. none: every trial trains to its end.
+    freeze_thaw: after each epoch a model of all learning curves chooses the trial that trains the
+    next one; it draws all `samples` at the start, and ends the search when the metric has not
+    improved for long. hyperband, median: Ray Tune's; hyperband draws all trials at the start. pbt,
+    pb2: weak trials copy the weights of strong ones. none: every trial trains to its end.
     """
 
     grace: int = Field(default=3, ge=1)
     """Epochs that every trial may train before asha, pasha or median can end it."""
 
     reduction: int = Field(default=3, ge=2)
-    """One trial in so many continues at each rung."""
+    """At each rung, one of this number of trials continues."""
 
     pauses: bool = True
     """True: asha and pasha pause trials, and may continue them later.
 
-    False: they stop them for good. Useful where a trial takes long to start again.
+    False: they stop trials for good. Useful if a trial takes long to start again.
     """
 
     # What trials take of the cluster.
     concurrent: int | None = Field(default=None, ge=1)
-    """How many trials run at a time; null: as many as the cluster has room for."""
+    """Number of trials that run at a time. null: as many as the cluster has room for."""
 
     gpus_per_trial: float = Field(default=1.0, gt=0)
-    """GPUs for a trial of one worker, where the cluster has any; 0.5 lets two trials share one.
+    """GPUs for a trial of one worker, if the cluster has any. 0.5 lets two trials share one.
 
     A trial of several workers takes one GPU for each worker.
     """
 
     # Which model the search registers, and which it keeps.
     keep: int = Field(default=3, ge=1)
-    """Checkpoints of so many best trials are kept, beside those that a soup averages or an ensemble
-    may choose.
+    """Number of best trials whose checkpoints are kept, beside those that a soup averages or an
+    ensemble may choose.
 
-    Trials that run, or that wait to be continued, keep theirs too. So does a trial that failed,
-    until the search has ended. Deleted weights come back only by training.
+    While the search runs, trials that train, wait or have failed keep theirs too. To get deleted
+    weights back, train the trial again.
     """
 
     soup: int = Field(default=1, ge=1)
-    """Average the weights of up to so many of the best trials; 1: no average.
+    """Average the weights of at most this number of the best trials. 1: no average.
 
-    The mean is registered if validation says that it is better than the best trial.
+    The mean is registered if it is better on validation than the best trial.
     """
 
     ensemble: int = Field(default=1, ge=1)
-    """Combine up to so many of the trials: the model predicts the weighted mean of their scores; 1:
-    no ensemble.
+    """Combine at most this number of trials: the model predicts the weighted mean of their scores.
+    1: no ensemble.
 
-    It is chosen greedily among twice as many of the best trials, the best of each backbone, mode
-    and resolution, and the heads of a first answer: by the metric or by the loss, whichever gains
-    more on halves of validation that it was not chosen on. It is registered if it gains there by
-    the metric, and if it is better than each of them on all of validation by what it was chosen by.
-    One that was chosen by the loss may be one standard error less accurate there than the luckiest.
-    It takes as long as its members together, and stays within search.limits.
+    Candidates are the best trials (twice this number), the best trial of each backbone, mode and
+    resolution, and the heads of a first answer. They are chosen greedily on validation. The
+    ensemble is registered only if it is better than the best candidate. A prediction takes as long
+    as those of all members together. search.limits apply to the ensemble.
     """
 
     start: dict[str, Any] | None = None
-    """Values of the first trial, by dotted field. Fields that are left out are drawn."""
+    """Values of the first trial. Fields that are left out are drawn."""
 
     starts: tuple[dict[str, Any], ...] | None = None
     """Values of the trials after the first one, each as in `start`. At most a third of
-    `samples` are starts. null: none, or with a default space those of a learned portfolio."""
+    `samples` are starts. null: none; with the default space those of a learned portfolio."""
 
     refit: dict[str, Any] | None = None
-    """Train the best trial's job again on training and validation images, and register that model.
+    """Train the best trial's settings again on training and validation images, and register that
+    model.
 
-    null: no refit. {}: with the same settings. {model.side_px: 224, train.epochs: 20}: larger and
-    longer than trials could afford. Of an ensemble, the heads on frozen features and one fine-tuned
-    member are trained again, and the other fine-tuned ones leave it.
+    null: no refit. {}: the same settings. {model.side_px: 224, train.epochs: 20}: more pixels and
+    epochs than trials could afford. Of an ensemble, raypipe trains the heads on frozen features
+    and one fine-tuned member again; the other fine-tuned members leave it.
     """
 
     # When it ends, and settings of single schedulers.
@@ -159,7 +162,7 @@ class SearchConfig(Section):
     """When the whole search ends before its last trial."""
 
     limits: SearchLimits = SearchLimits()
-    """What the registered model and its search must keep."""
+    """Limits of the registered model and of the cost of the trials."""
 
     pbt: PbtConfig = PbtConfig()
     """Settings of the schedulers pbt and pb2."""

@@ -60,19 +60,19 @@ class PredictConfig(Section):
     has predicted. null: all rows, unless the version has been predicted."""
 
     batch_size: int = Field(default=64, ge=1)
-    """Images that one worker predicts at a time. It bounds the memory of a worker."""
+    """Images that one worker predicts at a time. It limits the memory of a worker."""
 
     gpus: float = Field(default=0, ge=0)
-    """GPUs of each worker, 0.5 for two workers on one; above 1 a whole number. 0: predict on CPUs,
-    by as many workers as the cluster has."""
+    """GPUs of each worker: 0.5 for two workers on one GPU; above 1 a whole number. 0: predict on
+    all CPUs of the cluster."""
 
     follow: Literal["once", "always"] | None = None
-    """`always`: go on with the table's new versions until SIGTERM, with since=last. `once`: end
-    when all versions so far are predicted, as a schedule wants it. null: predict one version."""
+    """`always`: continue with the table's new versions until SIGTERM, with since=last. `once`: end
+    when all present versions are predicted; for a scheduler. null: predict one version."""
 
     latency_s: float = Field(default=10, gt=0)
-    """With follow: seconds from a commit to the table until its predictions are committed, if
-    the workers can keep up."""
+    """With follow: seconds from a commit to the table until its predictions are committed, if the
+    workers are fast enough."""
 
     @field_validator("gpus")
     @classmethod

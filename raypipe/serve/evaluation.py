@@ -40,16 +40,16 @@ class EvaluateConfig(Section):
     models:/NAME/VERSION of any model in the same store. null: the champion."""
 
     table: TableConfig | None = None
-    """The labelled table. null: the job's own table, its test split alone."""
+    """The labelled table. null: the test split of the job's own table."""
 
     slices: list[str] | None = None
     """Columns whose values make slices. Numbers with more than 12 different values, and times, are
-    cut at their quartiles. null: the column of sources, where there is one. brightness, contrast,
-    sharpness and megapixels of the images come with them."""
+    cut at their quartiles. null: the column of sources, if there is one. Brightness, contrast,
+    sharpness and megapixels of the images always make slices too."""
 
     group: str | None = None
-    """A column whose equal values belong together, as images of one part do: intervals count
-    groups, and not images. null: every image counts."""
+    """Column with the group of an image, for example the part that it shows. Intervals count
+    groups, not images. null: every image counts."""
 
     least_images: int = Field(default=20, ge=2)
     """Slices with fewer images are left out: their metric says little."""

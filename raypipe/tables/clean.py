@@ -54,8 +54,8 @@ class CleanConfig(Section):
     """
 
     near_duplicate: float = Field(default=0.998, gt=0.5, le=1)
-    """Two images at least so similar (0-1) are near-duplicates. Solar cells of one module reach
-    0.9977.
+    """Two images with at least this similarity (0-1) are near-duplicates. Different solar cells of
+    one module reach 0.9977.
     """
 
     dark: float = Field(default=8.0, ge=0, le=255)
@@ -77,15 +77,15 @@ class CleanConfig(Section):
         "dark",
         "bright",
     )
-    """Verdicts that drop an image. Blurred images and outliers stay by default: they may be rare
+    """Findings that drop an image. Blurred images and outliers stay by default: they may be rare
     defects.
     """
 
     tag: str = "clean"
-    """Tag of the cleaned version. It moves with each cleaning."""
+    """Tag of the cleaned version. Each cleaning moves it to its new version."""
 
     side_px: int = Field(default=256, ge=32)
-    """fastdup gets images of at most so many pixels a side."""
+    """Most pixels of a side of the images that fastdup gets."""
 
 
 @dataclass(frozen=True)

@@ -87,9 +87,9 @@ def append_once(
             raise Moved(str(e)) from None
         if base is not None and _is_gone(uri, storage_options):
             raise DataError(
-                f"{uri} is no table any more",
+                f"{uri} is no longer a table",
                 got=one_line(e, 100),
-                rule="Its store is away, or somebody deleted or moved it while this ran",
+                rule="Its store cannot be reached, or somebody deleted or moved it during this run",
                 fix="Make the store reachable, or bring the table back, and run the command "
                 "again. If it stays deleted, the next run makes it anew, without its rows",
             ) from None
@@ -255,9 +255,9 @@ def require_still_there(
     """
     if base is None and before:
         raise DataError(
-            f"{path} is no table any more",
+            f"{path} is no longer a table",
             got=f"{len(before)} rows were there before",
-            rule="Its store is away, or somebody deleted it",
+            rule="Its store cannot be reached, or somebody deleted it",
             fix="Make the store reachable, or bring the table back from a backup, and run the "
             f"command again. If it stays deleted, the next run begins anew: {anew}",
         )

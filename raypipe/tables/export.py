@@ -164,9 +164,9 @@ def _check_target(table: ImageTable, out: Path, overwrite: bool) -> None:
 
     if not overwrite:
         raise DataError(
-            "The target exists",
+            "OUT exists",
             got=str(out),
-            rule="Nothing is overwritten unasked",
+            rule="An export replaces nothing without --overwrite",
             fix="Pass --overwrite",
         )
     foreign = _foreign(out)

@@ -20,23 +20,23 @@ class IngestConfig(Section):
     """Where the images and labels come from; in YAML this section is called `from`."""
 
     name: str = "ingest"
-    """Name of this source: it goes into the column `source` of every row that this ingest adds."""
+    """Name of this source: the value of the column `source` in every row that this ingest adds."""
 
     share: tuple[float, float] = (0.0, 1.0)
     """Take only a part of the source: the files whose path hashes into [low, high) of [0, 1)."""
 
     splits: dict[str, float] = Field(default={"train": 0.7, "val": 0.15, "test": 0.15})
-    """Shares of the splits, for images whose split the source does not give. They hold on average.
+    """Shares of the splits, on average, for images whose split the source does not give.
     """
 
     stratify: bool = False
-    """Hold the shares of `splits` within every label, to an image or two."""
+    """Keep the shares of `splits` within every label, with a difference of an image or two."""
 
     seed: int = 0
     """Another seed draws other splits."""
 
     near_bits: int = Field(default=12, ge=0, lt=16)
-    """Images whose perceptual hashes differ in at most so many of 256 bits stay in one split. 0:
+    """Images whose perceptual hashes differ in at most this number of 256 bits go to one split. 0:
     only equal hashes.
     """
 
@@ -47,21 +47,21 @@ class IngestConfig(Section):
     """Largest image to accept, width x height in pixels: a small file may decode to gigabytes."""
 
     max_side: int | None = Field(default=None, ge=16)
-    """Store images with at most so many pixels a side; larger ones are made smaller. Null: store
-    the bytes as they are.
+    """Most pixels of a side of a stored image; larger images are made smaller. null: store the
+    bytes as they are.
     """
 
     quality: int = Field(default=90, ge=1, le=100)
     """Quality of images that are encoded again because of `max_side`, 1-100."""
 
     dry_run: bool = False
-    """Show how the source was understood, and write nothing."""
+    """Show classes, counts and splits of the source, and write nothing."""
 
     workers: int | Literal["auto"] = "auto"
     """Ray tasks at a time; 0: threads of this process. `auto` chooses by the number of images."""
 
     threads: int | None = Field(default=None, ge=1)
-    """Threads of this process, when no Ray tasks are used. Null: one for each core."""
+    """Threads of this process, if no Ray tasks are used. null: one for each core."""
 
     @field_validator("splits")
     @classmethod

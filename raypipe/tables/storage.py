@@ -199,7 +199,7 @@ def refuse_in_file(cfg: BaseModel, name: str = "") -> None:
         if options != harmless:
             secret_names = sorted(options.keys() - harmless.keys())
             raise ConfigError(
-                "A credential would travel to the cluster in a file that it keeps",
+                "The configuration holds a credential, and the cluster would keep it in a file",
                 got=f"{full_name}: {', '.join(secret_names)}",
                 rule="--submit sends the working folder, and with it the configuration",
                 fix=stores.WHERE_KEYS.partition(", or")[0],
@@ -219,7 +219,7 @@ def refuse_credentials(overrides: Sequence[str]) -> None:
             continue
         if option.removeprefix(".").lower() not in _HARMLESS_ANYWHERE:
             raise ConfigError(
-                "A credential would stand on the cluster's dashboard",
+                "The cluster's dashboard would show a credential",
                 got=section + marker + option,
                 fix=stores.WHERE_KEYS,
             )

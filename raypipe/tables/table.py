@@ -60,7 +60,7 @@ class TableConfig(Section):
     Null: the newest version when the job starts."""
 
     sample: float = Field(default=1.0, gt=0, le=1)
-    """Share of the rows to read, chosen by their ids: for trying things out. 1 reads all rows."""
+    """Share of the rows to read, chosen by their ids. 1: all rows."""
 
     where: dict[str, str | list[str]] = Field(default={})
     """Read only rows whose columns have these values: one value, or a list of allowed ones.
@@ -73,7 +73,7 @@ class TableConfig(Section):
     storage_options: StorageOptions = Field(default=None, repr=False)
     """Options of object_store, the library that reads object stores.
 
-    Credentials among them are never written; they may be in the environment instead."""
+    raypipe never writes credentials among them; they may be in the environment instead."""
 
     @property
     def sample_key(self) -> float | str:
@@ -198,9 +198,8 @@ class ImageTable:
                 raise DataError(
                     f"{self.uri}@v{delta.version()} has no column {name!r}",
                     rule=nearest(name, have),
-                    fix="Map names by `columns` of this table (table.columns, or "
-                    "watch.batch.columns of a batch), or ingest it (ingest.from.kind=delta), which "
-                    "adds image_id and split",
+                    fix="Name your columns in table.columns (of a batch: watch.batch.columns), or "
+                    "ingest the table (ingest.from.kind=delta), which adds image_id and split",
                 )
 
     def pin(self, version: int | str | None = None) -> TableVersion:
@@ -255,7 +254,7 @@ class ImageTable:
                 raise DataError(
                     f"Tag {name!r} already names v{tagged} of {self.uri}",
                     got=f"v{pinned.version}",
-                    rule="Tags are promises to whoever reads them",
+                    rule="Readers of a tag expect the same version",
                     fix="Pass --move to move it",
                 )
             return str(pinned.version)

@@ -87,9 +87,9 @@ class TrainSections(Section):
     registry: RegistryConfig = RegistryConfig()
     """Where runs and models are registered."""
     by_epoch: dict[Annotated[int, Field(ge=1)], dict[str, Any]] = Field(default_factory=dict)
-    """Other values for some fields from an epoch on: `{4: {train.lr: 0.001}}` sets them after 4
-    epochs. Other fields keep their values. Weights and optimizer state are kept, as in a resumed
-    run. Population based training writes down here what its winner was trained with."""
+    """Other values for some fields from an epoch on: `{4: {train.lr: 0.001}}` changes the learning
+    rate after 4 epochs. Weights and optimizer state are kept, as in a resumed run. best.yaml of a
+    population based training has the winner's values here."""
 
     @field_validator("by_epoch", mode="before")
     @classmethod
@@ -165,20 +165,20 @@ class TrainSections(Section):
         if train.solver == "steps":
             if model.head == "kernel" and model.mode == "frozen":
                 raise ValueError(
-                    "model.head=kernel is fitted at once, and train.solver=steps takes steps. "
+                    "model.head=kernel cannot be trained with train.solver=steps. "
                     "Set train.solver to closed or lbfgs, or model.head=linear"
                 )
             if model.head == "kernel":
                 raise ValueError(
-                    "model.head=kernel compares features that stay as they are, and "
-                    f"model.mode={model.mode} trains them. Set model.head=linear"
+                    "model.head=kernel needs frozen features, and "
+                    f"model.mode={model.mode} trains the backbone. Set model.head=linear"
                 )
             return
         solver = f"train.solver={train.solver}"
         if model.mode != "frozen":
             raise ValueError(
-                f"{solver} fits a head on features that stay as they are, and "
-                f"model.mode={model.mode} trains them. Set train.solver=steps"
+                f"{solver} fits a head on frozen features, and "
+                f"model.mode={model.mode} trains the backbone. Set train.solver=steps"
             )
         if "auto" in (train.lr, train.batch_size):
             raise ValueError(
@@ -187,7 +187,7 @@ class TrainSections(Section):
             )
         if train.start_from is not None:
             raise ValueError(
-                f"{solver} starts anew: nothing of train.start_from would be left. "
+                f"{solver} starts from nothing and cannot use train.start_from. "
                 "Set train.start_from=null"
             )
         if self.by_epoch:

@@ -27,30 +27,30 @@ class TrainConfig(ParallelConfig):
 
     # ParallelConfig has numbers here: engines never see `auto`.
     batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = 64  # type: ignore[assignment]
-    """Images in a step, of all workers together. `auto`: found before the training; on a GPU the
-    largest that fits into memory."""
+    """Images in a step, of all workers together. `auto`: raypipe finds it before the training; on a
+    GPU it is a tenth less than the largest that fits into memory."""
     lr: Annotated[float, Field(gt=0)] | Literal["auto"] = 1e-3  # type: ignore[assignment]
-    """Peak learning rate, of the head; 0.001 is AdamW's usual one. `auto`: found by a range test on
-    the training data."""
+    """Peak learning rate of the head; 0.001 is usual with AdamW. `auto`: raypipe finds it by a
+    range test on the training data."""
     workers: (
         Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=1)], int] | Literal["auto"]
     ) = 1
-    """Processes that train. 1: the calling process. `[2, 8]`: as many of these as there is room
-    for, at the start, after workers were lost, and when room for more appears and a restart
-    pays. `auto`: all GPUs of the cluster's largest node, else 1."""
+    """Processes that train. 1: the calling process. `[2, 8]`: 2 to 8, as many as the cluster has
+    room for, at the start, after workers were lost, and when a restart with more saves time.
+    `auto`: one for each GPU of the cluster's largest node, else 1."""
     launcher: Literal["ray", "torch_distributor"] = "ray"
-    """What starts the workers: `ray`, or `torch_distributor` of PySpark, on the executors of a
-    Spark cluster that has no Ray; then one worker trains on an executor, too."""
+    """What starts the workers: `ray`, or PySpark's `torch_distributor`, on the executors of a
+    Spark cluster without Ray. There a single worker trains on an executor, too."""
     solver: SolverName = "steps"
-    """How weights are found. `steps`: epochs of optimizer steps. With model.mode=frozen also at
-    once, in seconds: `lbfgs`, the least loss, its weight decay cross-validated; `closed`, ridge
-    regression, made probabilities by a temperature. These two use none of the settings of steps:
-    epochs, lr, schedule, weight_decay, dropout, precision and so on."""
+    """How weights are found. `steps`: epochs of optimizer steps. Two more, with model.mode=frozen,
+    take seconds: `lbfgs` minimises the loss, with a cross-validated weight decay; `closed` is ridge
+    regression, whose scores a temperature turns into probabilities. They ignore the settings of
+    steps: epochs, lr, schedule, weight_decay, dropout, precision and so on."""
     epochs: int = Field(default=20, ge=1)
     """The most epochs; `stopping` may end the training earlier."""
     lr_batch: int | None = Field(default=None, ge=1)
-    """The batch size that `lr` is meant for: with another one, the rate is scaled by `lr_scaling`.
-    null: it is not scaled."""
+    """The batch size that `lr` is meant for. With another one, `lr_scaling` scales the rate. null:
+    it is not scaled."""
     lr_scaling: Scaling = "sqrt"
     """How the rate grows with the batch: sqrt keeps the size of AdamW's noise, linear that of
     SGD's."""
@@ -60,9 +60,9 @@ class TrainConfig(ParallelConfig):
     warmup: float | None = Field(default=None, ge=0, lt=1)
     """The share of the training in which the rate rises. null: 0.05, and 0.3 for one_cycle."""
     anneal_s: float | None = Field(default=None, gt=0)
-    """Seconds of the training loop in which the schedule ends, whatever the speed: it is planned
-    anew at each step, and `epochs` is the most. null: the schedule ends with the last epoch. A
-    refit within `search.budget_s` is trained so, and so are trials that train by the clock."""
+    """Seconds of the training loop after which the schedule ends, whatever the speed: raypipe plans
+    it again at each step. `epochs` is then the most. A search with a budget sets it for its refit,
+    and for trials that train by the clock. null: the schedule ends with the last epoch."""
     class_weights: ClassWeights = None
     """Weights of the classes in the loss: `balanced`, or one positive number per class."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
@@ -72,25 +72,25 @@ class TrainConfig(ParallelConfig):
     stopping: StoppingConfig = StoppingConfig()
     """When the training ends before its last epoch."""
     result: Literal["best", "last"] = "best"
-    """The epoch whose weights are the result: the best by `stopping.metric`, or the last, whatever
-    validation says."""
+    """The epoch whose weights are the result: the best by `stopping.metric`, or the last."""
     start_from: str | None = None
-    """Folder of a checkpoint of the same model, or of a model package, whose weights the training
-    starts from. Its resolution may differ, and a package may know other classes. Every worker must
-    see the folder."""
+    """Folder of a checkpoint of the same model, or of a model package: the training starts from its
+    weights. Its resolution may differ, and a package may have other classes. Every worker must see
+    the folder."""
     checkpoint_steps: int | None = Field(default=None, ge=1)
     """Steps between checkpoints inside an epoch. null: one checkpoint after each epoch."""
     checkpoint_async: bool = False
-    """Write checkpoints in a thread while training goes on. A kill may then cost one interval
-    more."""
+    """Write checkpoints in a thread while the training continues. A kill may then cost one more
+    interval."""
     keep_best: int = Field(default=1, ge=1)
-    """Checkpoints of so many best epochs are kept, beside the newest one."""
+    """Number of best epochs whose checkpoints are kept, beside the newest one."""
     timeout_s: float = Field(default=120.0, gt=0)
-    """Seconds that a worker waits for another; then the group has failed."""
+    """Seconds that a worker waits for another; then the group of workers has failed."""
     max_failures: int = Field(default=1, ge=0)
-    """Failures after which the training resumes from the newest checkpoint; one more ends it."""
+    """Number of failures after which the training resumes from the newest checkpoint; one more ends
+    it."""
     gpu: bool | Literal["auto"] = "auto"
-    """Does each worker take a GPU? auto: yes, if the cluster has one."""
+    """Whether each worker takes a GPU. auto: yes, if the cluster has one."""
     profile: str | None = None
     """Steps to trace with torch's profiler, as in `step:10-13`; the traces go to the run's
     folder."""
@@ -137,7 +137,7 @@ class TrainConfig(ParallelConfig):
     def _fewest_first(self) -> TrainConfig:
         if self.fewest_workers > self.most_workers:
             both = [self.fewest_workers, self.most_workers]
-            raise ValueError(f"workers={both} says the most before the fewest")
+            raise ValueError(f"workers={both}: the smaller number comes first")
         return self
 
     @model_validator(mode="after")

@@ -35,7 +35,7 @@ class BudgetConfig(Section):
     seconds: float | None = Field(default=None, gt=0)
     """Time in seconds. null: unlimited."""
     gpu_hours: float | None = Field(default=None, gt=0)
-    """Hours times workers, which have a GPU each. Without GPUs they count too. null: unlimited."""
+    """Hours times workers. A worker without a GPU counts too. null: unlimited."""
     money: float | None = Field(default=None, gt=0)
     """Price of the workers' time, in the currency of `price_per_hour`. null: unlimited."""
     price_per_hour: float | None = Field(default=None, gt=0)
@@ -67,23 +67,23 @@ class StoppingConfig(BudgetConfig):
     ] = "val_accuracy"
     """The metric that decides which epoch is best. If unset, it follows from model.task."""
     patience: int | None = Field(default=5, ge=1)
-    """Stop after so many epochs without an improvement. null: never."""
+    """Stop after this number of epochs without an improvement. null: never."""
     min_delta: float = Field(default=0.0, ge=0)
     """An epoch must improve the best metric by more than this."""
     plateau: int | None = Field(default=None, ge=1)
-    """Stop when the mean of so many epochs is not better than that of as many before. null:
-    never."""
+    """Stop when the mean metric of this number of epochs is not better than that of the same number
+    before. null: never."""
     plateau_by: Literal["mean", "median"] = "mean"
-    """How `plateau` smooths."""
+    """Whether `plateau` compares means or medians."""
     target: float | None = None
     """Stop when the metric is as good as this. null: never."""
     when: Literal["any", "all"] = "any"
     """any: the first of patience, plateau and target stops. all: those that are set must agree."""
     nan_guard: bool = True
-    """Stop after an unusable epoch: a loss, a logit or a weight is not finite. Without the guard
-    the training goes on, and such an epoch is never the best."""
+    """Stop after an epoch in which a loss, a logit or a weight is not finite. false: the training
+    continues, and such an epoch is never the best."""
     divergence: float | None = Field(default=None, gt=1)
-    """Stop when the training loss is above so many times its lowest. null: never."""
+    """Stop when the training loss is above this multiple of its lowest value. null: never."""
 
     @property
     def mode(self) -> Mode:
@@ -95,7 +95,7 @@ class SearchStoppingConfig(BudgetConfig):
     """When a search stops. The metric is train.stopping's."""
 
     patience: int | None = Field(default=None, ge=1)
-    """Stop after so many trials that did not improve the best. null: never."""
+    """Stop after this number of trials without an improvement of the best. null: never."""
     min_delta: float = Field(default=0.0, ge=0)
     """A trial must improve the best metric by more than this."""
     target: float | None = None

@@ -113,32 +113,32 @@ class DriftConfig(Section):
     """null: mixture if the champion knows several domains (`watch.domain`), or if groups are known
     (`watch.group`); else mmd and ks.
 
-    mixture compares with the nearest mixture of the domains: a batch of one of them is no drift,
-    which all others would call one. mmd, lsdd, classifier, spot_the_diff and learned_kernel compare
+    mixture compares with the nearest mixture of the domains. So a batch of one domain is no drift;
+    all others would call it one. mmd, lsdd, classifier, spot_the_diff and learned_kernel compare
     embeddings as a whole. ks and cvm compare single features, and the scores. chi2 compares how
     often each class is predicted. looks compares brightness, contrast, sharpness and size. online
-    slides a window over the batch as its images came (`watch.arrived`): it finds a change that most
-    of a night hides.
+    slides a window over the images in the order in which they came (`watch.arrived`): it finds a
+    change in a part of the batch.
     """
     engine: Engine = "auto"
     """Where the tests are computed. exact: in raypipe. alibi: by Alibi Detect in its sidecar. auto:
-    exact where raypipe has the test, with equal results; alibi for lsdd, classifier, spot_the_diff
-    and learned_kernel. The report says which, and why."""
+    in raypipe if it has the test, with equal results; else (lsdd, classifier, spot_the_diff,
+    learned_kernel) by Alibi Detect. The report says which, and why."""
     permutations: int = Field(default=500, ge=20)
-    """Random regroupings behind a p-value of mmd, lsdd or learned_kernel, and of chi2 where classes
-    have few images; the time grows with them.
+    """Random permutations for a p-value of mmd, lsdd or learned_kernel, and of chi2 if classes have
+    few images. The time grows with their number.
 
-    At least the number of tests / alpha: the smallest p-value is 1 / (permutations + 1). More: a
-    steadier p-value.
+    Needed: at least the number of tests / alpha, because the smallest p-value is 1 / (permutations
+    + 1). More: a steadier p-value.
     """
     max_rows: int = Field(default=500, ge=LEAST_ROWS)
-    """Images of each side whose embeddings are compared; more are sampled. The time grows with its
-    square."""
+    """Most images of batch and of reference whose embeddings are compared; larger sets are sampled.
+    The time grows with the square of this number."""
     window: int = Field(default=50, ge=10)
-    """Images of the window that the detector online slides over a batch, at most half of it.
+    """Images of the window that the detector online slides over a batch, at most half of the batch.
     Smaller: it finds a strong change sooner. Larger: it finds a weaker one."""
     unusual: int = Field(default=12, ge=0)
-    """Pictures in the report of images that are least like the reference."""
+    """Number of images in the report that are least like the reference."""
 
     @property
     def tests(self) -> tuple[tuple[str, str], ...]:
@@ -217,7 +217,7 @@ def detect(
     left_out = [f"{name} left out: {why}" for (name, _), why in why_not.items() if why]
     if not asked and MIXTURE not in chosen:
         raise DataError(
-            "No detector has what it looks at",
+            "No detector has the input that it needs",
             got="; ".join(left_out),
             fix="Wait for a batch of more groups, or check several batches together"
             if too_few

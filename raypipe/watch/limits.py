@@ -36,21 +36,20 @@ class SliceLimit(Section):
     """A part of the test images on which the challenger must not be worse."""
 
     name: str = Field(min_length=1, max_length=100)
-    """What decisions and reports call it."""
+    """Name of the slice in decisions and reports."""
 
     where: dict[str, str | list[str]] = Field(min_length=1)
     """Which test images: column and value, or a list of values; with several columns, the images
     that meet all."""
 
     tolerance: float | None = Field(default=None, gt=0, le=1)
-    """The loss that is too much, as gate.tolerance. null: gate.tolerance."""
+    """The loss that is too much, in units of gate.tolerance. null: gate.tolerance."""
 
     least_rows: int = Field(default=30, ge=2)
     """With fewer labelled test images the slice is not judged."""
 
     few: Literal["refuse", "pass"] = "refuse"
-    """A slice that is not judged, for too few images or for none: refuse the challenger, or let it
-    pass and say so."""
+    """If the slice has too few images: refuse the challenger, or ignore the slice and say so."""
 
 
 @dataclass(frozen=True)
@@ -98,26 +97,27 @@ class LimitsConfig(Section):
     """What a challenger must keep beside being better. Part of the section gate."""
 
     slices: tuple[SliceLimit, ...] = ()
-    """Parts of the test images on which the challenger must not be worse, beside the sources:
+    """Parts of the test images, beside the sources, on which the challenger must not be worse:
     `[{name: night, where: {shift: night}, tolerance: 0.02}]`."""
 
     latency_ms: float | None = Field(default=None, gt=0)
-    """The median time of the challenger for latency_batch images, from encoded bytes to labels, is
-    at most this, on the machine that compares, with one thread. null: no limit."""
+    """Most milliseconds of the challenger for latency_batch images (the median), from encoded bytes
+    to labels, on one thread of the machine that compares. null: no limit."""
 
     latency_ratio: float | None = Field(default=None, gt=0)
-    """The same time by the champion's, measured in turns on the same images, is at most this. An
-    equal model is at 1, give or take the noise: 1.1 asks for no slower one. null: no limit."""
+    """The challenger's latency divided by the champion's is at most this. Both are measured in
+    turns on the same images. An equal model is at 1, plus or minus noise: so set 1.1 to refuse
+    slower models. null: no limit."""
 
     latency_batch: int = Field(default=1, ge=1, le=4096)
-    """Images at once when latency is measured."""
+    """Images in a batch when latency is measured."""
 
     size_mb: float | None = Field(default=None, gt=0)
-    """The files of the challenger's package have at most so many MB (10^6 bytes). null: no
-    limit."""
+    """Most megabytes (10^6 bytes) of the challenger's package. null: no limit."""
 
     size_ratio: float | None = Field(default=None, gt=0)
-    """The files of the challenger's package, by those of the champion's. null: no limit."""
+    """The size of the challenger's package divided by the champion's is at most this. null: no
+    limit."""
 
     @model_validator(mode="after")
     def _slices_have_names(self) -> Self:

@@ -21,15 +21,15 @@ class WatchHorizon(Section):
     """How often false alarms may come, over many checks. `watch.horizon`."""
 
     checks: int = Field(default=365, ge=1, le=100_000)
-    """How many checks in a row the promise is about: a year of nights."""
+    """Number of checks in a row for which `false_alarm` holds. 365: a year of nights."""
     false_alarm: float = Field(default=0.03, gt=0, lt=0.5)
-    """The highest probability of any false alarm in that many checks in a row."""
+    """The highest probability of any false alarm in `checks` checks in a row."""
     spans: tuple[Annotated[int, Field(ge=2, le=100)], ...] = ()
-    """`[7, 28]`: the images of the last 7 and of the last 28 checks are tested together, too. It
-    finds a small drift that lasts.
+    """`[7, 28]`: also test the images of the last 7 and of the last 28 checks together. This finds
+    a small drift that lasts.
 
-    Only where images of different checks are independent draws: of other things each time, or with
-    their things named in `watch.group`. The same things photographed again look like drift.
+    Images of different checks must be independent draws. If the same things are photographed again,
+    name them in `watch.group`; otherwise they look like drift.
     """
 
 
@@ -37,32 +37,32 @@ class PolicyConfig(Section):
     """When checks call for a retrain."""
 
     k: int = Field(default=1, ge=1)
-    """So many of the last `of` checks of the champion must find drift."""
+    """A retrain begins if at least this number of the champion's last `of` checks count. By default
+    a check counts if it found drift."""
 
     of: int = Field(default=1, ge=1)
-    """The number of checks that are looked at."""
+    """The number of last checks, see `k`."""
 
     severity: float | None = Field(default=None, gt=0, lt=1)
-    """The estimated loss of accuracy from which on a drift matters: 0.05 is five points. Drift
-    without an estimate counts whatever it is: nobody knows that it costs nothing. null: the loss is
-    not asked for."""
+    """Drift counts only if its estimated loss of accuracy is at least this: 0.05 is five points.
+    Drift without an estimate counts, too. null: all drift counts."""
 
     counts: Literal["both", "loss"] = "both"
-    """With `severity`, which checks count. both: those that find drift whose estimated loss is so
-    large. loss: those whose estimated loss is so large and beyond its interval, drift or not."""
+    """With `severity`: which checks count. both: those with drift and such a loss. loss: those with
+    such a loss whose whole interval is a loss, with or without drift."""
 
     min_images: int = Field(default=20, ge=1)
-    """Labelled training images that the champion's training did not have. With fewer, raypipe asks
-    for labels."""
+    """Least number of labelled training images that the champion was not trained on. With fewer,
+    raypipe asks for labels."""
 
     cooldown: int = Field(default=0, ge=0)
-    """Checks after a retrain in which no other one begins."""
+    """Checks after a retrain in which no other retrain begins."""
 
     daily_cap: int = Field(default=2, ge=1)
-    """Retrains within 24 hours."""
+    """Most retrains within 24 hours."""
 
     budget_h: float | None = Field(default=None, gt=0)
-    """Device hours that retrains may take within 30 days. A search ends when they are used up; what
+    """Most device hours of retrains within 30 days. When they are used up, a search ends, and what
     has begun is finished."""
 
     @model_validator(mode="after")

@@ -228,7 +228,7 @@ def test_a_package_is_built_as_torchvision_builds_for_pretrained_weights(
 def test_what_a_library_cannot_build_is_one_message(
     name: str, options: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"(?s)no such backbone to give: .*{says}"):
+    with pytest.raises(ConfigError, match=rf"(?s)cannot build this backbone: .*{says}"):
         ImageModel(cfg(name, options=options), classes=2)
 
 
@@ -320,7 +320,7 @@ def test_a_missing_library_is_named_with_what_installs_it(
         ("file:__main__:net", r"lies in a notebook or a script.*\.py file of its own"),
         ("file:tiny:divided", r"features that are not finite.*another model\.name"),
         ("file:tiny:angry", r"fails on an image: 'no such block'"),
-        ("file:tiny:unpooled", r"one row of features an image.*\(1, 4, 38, 38\)"),
+        ("file:tiny:unpooled", r"one row of features for each image.*\(1, 4, 38, 38\)"),
     ],
 )
 def test_what_is_no_backbone_is_refused_before_it_is_called(name: str, says: str) -> None:

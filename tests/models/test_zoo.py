@@ -172,9 +172,9 @@ def test_gray_and_transparent_images_are_seen_as_what_they_look_like(
         ),
         (
             {"mode": "finetune", "pretrained": False, "frozen_blocks": 2},
-            r"frozen_blocks is for pretrained weights",
+            r"frozen_blocks needs pretrained weights",
         ),
-        ({"views": 4}, r"frozen features are of the image as it is.*Set model\.views=1"),
+        ({"views": 4}, r"frozen features have one view of each image.*Set model\.views=1"),
         (
             {"pretrained": False},
             r"frozen needs pretrained weights, and efficientnet_lite0.*Set model\.mode=finetune",

@@ -113,7 +113,7 @@ def test_it_loads_where_the_module_is_not(mine: Path, tmp_path: Path, textured: 
 
 def test_code_that_nobody_vouches_for_does_not_run(mine: Path, tmp_path: Path) -> None:
     made = built(tmp_path / "package")
-    with pytest.raises(DataError, match=r"holds code, and nobody vouches for it.*registered seal"):
+    with pytest.raises(DataError, match=r"no registered version confirms.*registered seal"):
         Package(made.folder).model  # noqa: B018
     path = made.folder / "code" / "shapes_of_mine.py"
     path.write_text("raise SystemExit('it ran')")

@@ -241,7 +241,7 @@ def test_the_driver_keeps_no_picture_but_the_surest(
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["models:/photos@champion"], "A model alone is evaluated on no table"),
+        (["models:/photos@champion"], "raypipe evaluate needs a table beside the model"),
         (["models:/photos/7", "NIGHT"], "has no version 7"),
         (["models:/photos@nobody", "NIGHT"], "There is no nobody of 'photos'"),
         (["models:/nobody@champion", "NIGHT", "run.dir=RUN/none"], "no model store here"),

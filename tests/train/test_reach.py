@@ -106,7 +106,7 @@ def test_strategies_train_a_model_with_a_parameter_without_gradient(tmp_path: Pa
 @pytest.mark.parametrize("factory", ["noise", "batched"])
 def test_features_that_are_no_function_of_the_image_are_refused(factory: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"other features each time, or in other company.*apart.*model\.options"
+        ConfigError, match=r"change from call to call.*the other images.*apart.*options"
     ):
         ImageModel(of(factory, "single").model, 2)
 
@@ -116,6 +116,6 @@ def test_an_output_that_is_a_tuple_in_training_alone_is_refused_by_name() -> Non
     images_BHWC = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
     assert model.eval()(images_BHWC).shape == (2, 2)
     with pytest.raises(
-        ConfigError, match=r"one row of features an image.*'tuple'.*In training too.*aux_logits"
+        ConfigError, match=r"features for each image.*'tuple'.*In training too.*aux_logits"
     ):
         model.train()(images_BHWC)

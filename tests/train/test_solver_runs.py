@@ -114,12 +114,15 @@ def test_sampling_weighs_images(jobs: Jobs, ray_session: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"train.solver": "steps", "model.head": "kernel"}, "takes steps.*closed or lbfgs"),
+        (
+            {"train.solver": "steps", "model.head": "kernel"},
+            "with train.solver=steps.*closed or lbfgs",
+        ),
         (
             {"model.mode": "finetune", "train.solver": "steps", "model.head": "kernel"},
-            "trains them. Set model.head=linear",
+            "trains the backbone. Set model.head=linear",
         ),
-        ({"model.mode": "finetune"}, "trains them. Set train.solver=steps"),
+        ({"model.mode": "finetune"}, "trains the backbone. Set train.solver=steps"),
         ({"train.focal_gamma": 2.0}, "has no focal_gamma"),
         ({"train.lr": "auto"}, "no train.lr=auto"),
         ({"train.start_from": "somewhere"}, "Set train.start_from=null"),

@@ -209,7 +209,7 @@ def test_a_table_that_is_away_for_a_moment_is_no_lost_lease(
         assert isinstance(held, Held)
         Path(place).rename(elsewhere)
         time.sleep(0.5)
-        with pytest.raises(DataError, match=r"no table any more.*store is away"):
+        with pytest.raises(DataError, match=r"no longer a table.*store cannot be reached"):
             held._journal.refresh()
         elsewhere.rename(place)
         wait_for_beats(place, beats(place) + 1)

@@ -206,7 +206,7 @@ def test_a_detector_without_what_it_looks_at_is_left_out_and_the_report_says_so(
     assert min(e.threshold for e in report.evidence) == cfg.alpha / 2, "of what was tested"
     assert "chi2 left out: the model predicts no classes" in report.notes
     assert any(note.startswith("looks left out: the champion's package") for note in report.notes)
-    with pytest.raises(DataError, match=r"No detector has what it looks at.*looks left out"):
+    with pytest.raises(DataError, match=r"No detector has the input that it needs.*looks left out"):
         detect(*interleaved(ref, batch), DriftConfig(detectors=("looks",)), 0)
     few = photographs(1, 60)
     few[10:] = np.nan

@@ -76,8 +76,8 @@ def test_a_log_that_went_away_is_said(both: tuple[Windows, Windows]) -> None:
     slow, _ = both
     old = opened(slow, 0, 1)
     Path(slow.log.uri).rename(slow.log.uri + " elsewhere")
-    with pytest.raises(DataError, match=r"no table any more.*the next run begins anew.*all images"):
+    with pytest.raises(DataError, match=r"no longer a table.*the next run begins anew.*all images"):
         slow.log.refresh()
     for call in (lambda: slow.checked(old, "evidence", ("p", "k")), lambda: slow.leave(old)):
-        with pytest.raises(DataError, match=r"no table any more.*bring the table back"):
+        with pytest.raises(DataError, match=r"no longer a table.*bring the table back"):
             call()

@@ -67,19 +67,19 @@ def check(cfg: SearchConfig, space: Space) -> None:
     _check_space(cfg.scheduler, space)
     if cfg.searcher != "random":
         raise ConfigError(
-            "A population chooses its values itself",
+            f"search.scheduler={cfg.scheduler} chooses its values itself",
             got=f"search.searcher={cfg.searcher}",
             fix="Set search.searcher=random",
         )
     if cfg.samples * len(space.cells) < 2:
         raise ConfigError(
-            "A population has at least two trials",
+            f"search.scheduler={cfg.scheduler} needs at least two trials",
             got=f"search.samples={cfg.samples}",
             fix="Set search.samples=8",
         )
     if cfg.concurrent is not None:
         raise ConfigError(
-            "All trials of a population are started at once",
+            f"With search.scheduler={cfg.scheduler} all trials are started at once",
             got=f"search.concurrent={cfg.concurrent}",
             fix="Remove it, or set search.samples",
         )
@@ -100,7 +100,7 @@ def _check_space(scheduler: str, space: Space) -> None:
     conditional = [field.name for field in space.fields if field.conditional]
     if conditional:
         raise ConfigError(
-            "A population draws its values without conditions",
+            f"search.scheduler={scheduler} draws values without conditions",
             got=", ".join(conditional),
             fix="Remove the conditions",
         )

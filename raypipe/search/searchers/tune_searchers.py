@@ -78,8 +78,8 @@ def _cells(seed: int, space: Space) -> list[Changes]:
             kept.append(cell)
     if not kept:
         raise ConfigError(
-            "No cell of the grid in search.space keeps search.limits",
-            got=f"{len(space.cells)} cells",
+            "No combination of the grid in search.space is within search.limits",
+            got=f"{len(space.cells)} combinations",
             fix="Add a smaller model.side_px or model.name to the grid, or raise the limit",
         )
     return kept

@@ -19,11 +19,11 @@ class ChallengerConfig(Section):
     """Alias of the version that challenges the champion. It is followed like the champion's."""
 
     share: float = Field(default=0.1, ge=0, le=1)
-    """Share of the requests that the challenger sees, drawn from the request's id."""
+    """Share of the requests that the challenger gets. The request's id decides."""
 
     shadow: bool = False
-    """true: the champion answers these requests too, and what the challenger says is only counted
-    and logged. false: the challenger answers them; where it fails, the champion does."""
+    """true: the champion answers these requests; the challenger's predictions are only counted and
+    logged. false: the challenger answers them, or the champion if the challenger fails."""
 
 
 class ServeConfig(Section):
@@ -33,29 +33,29 @@ class ServeConfig(Section):
     """Address to listen on. An address that others can reach needs a token."""
 
     port: int = Field(default=8000, ge=0, le=65535)
-    """Port to listen on; 0 takes a free one, which is told when the server is ready."""
+    """Port to listen on. 0: a free one, which is printed when the server is ready."""
 
     token_file: str | None = None
     """File with the bearer token that clients must send; only its owner may read it (mode 0600).
-    null: the environment variable RAYPIPE_SERVE_TOKEN; without both, no token is asked for."""
+    null: the environment variable RAYPIPE_SERVE_TOKEN. Without both, clients need no token."""
 
     replicas: int = Field(default=1, ge=1)
-    """Processes that answer. Each holds the model, listens on the port and follows the alias by
-    itself; the kernel shares connections out."""
+    """Number of processes that answer. Each loads the model, listens on the port and follows the
+    alias. The kernel distributes connections among them."""
 
     cpus: int | None = Field(default=None, ge=1)
     """CPUs and worker threads of a replica. null: the node's CPUs, shared among the replicas."""
 
     batching: Batching = "auto"
-    """auto: measure at start which batch sizes pay on this machine, and use only those. on: predict
-    the images that wait together. off: one by one."""
+    """auto: measure at start which batch sizes are faster on this machine, and use only those. on:
+    predict all waiting images together. off: one by one."""
 
     batch_size: int = Field(default=32, ge=1)
     """Most images that are predicted together."""
 
     batch_wait_ms: float = Field(default=0, ge=0)
-    """With batching=on: how long a batch that is not full waits for more images, in milliseconds.
-    0: it takes those that wait already."""
+    """With batching=on: milliseconds that a batch that is not full waits for more images. 0: it
+    takes only those that wait already."""
 
     max_bytes: int = Field(default=10 * 2**20, ge=1)
     """Largest request body in bytes; a larger one gets 413."""
@@ -65,23 +65,23 @@ class ServeConfig(Section):
     larger image gets 422."""
 
     rate: float | None = Field(default=None, gt=0)
-    """Requests per second that one client address may send to a replica, with bursts of twice as
-    many; then it gets 429. null: no limit."""
+    """Requests per second that one client address may send to a replica; bursts may be twice as
+    many. More get 429. null: no limit."""
 
     queue: int = Field(default=256, ge=1)
-    """Requests that a replica holds at a time; more get 503 at once."""
+    """Requests that a replica accepts at a time; more get 503 at once."""
 
     queue_mb: int = Field(default=256, ge=1)
-    """Memory for the bodies of these requests, in MiB; where it is full, more get 503."""
+    """Memory for the bodies of these requests, in MiB; if it is full, more get 503."""
 
     timeout_s: float = Field(default=30, gt=0)
-    """Seconds until a request is given up: 408 while its body arrives, 503 while it waits."""
+    """Seconds until a request is refused: 408 while its body arrives, 503 while it waits."""
 
     follow_s: float = Field(default=2, gt=0)
-    """Seconds between two looks at the alias."""
+    """Seconds between two readings of the alias."""
 
     version: int | None = Field(default=None, ge=1)
-    """Serve this version of the model, whatever the alias says. null: follow the alias."""
+    """Serve this version of the model and ignore the alias. null: follow the alias."""
 
     keep: float = Field(default=1, ge=0, le=1)
     """Share of the requests that are kept in the request log with image, embedding and scores."""
@@ -92,7 +92,7 @@ class ServeConfig(Section):
 
     new_labels: bool = False
     """true: /feedback takes labels that the champion does not know. false: it refuses them with
-    422, because a slip of a finger would become a class."""
+    422, because a typing error would become a class."""
 
     flush_s: float = Field(default=5, gt=0)
     """Seconds between two writes of the request log."""

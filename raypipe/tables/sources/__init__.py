@@ -68,7 +68,7 @@ def _require_labels(cfg: SourceConfig, found: list[Candidate]) -> None:
     for candidate in found:
         if candidate.reason == "label":
             raise DataError(
-                f"None of {len(found)} labels is one of model.task={cfg.label_task}",
+                f"None of {len(found)} labels fits model.task={cfg.label_task}",
                 got=candidate.detail,
                 rule=(
                     "single_label: one name; multi_label: a list or a|b; "

@@ -21,7 +21,7 @@ class SourceConfig(Section):
 
     kind: Kind = "folder"
     """folder: image files. Labels come from the table `labels`, else from the first folder of each
-    path (below train/ val/ test/: from the second).
+    path (if that is train, val or test: from the second).
     paths: the folder that the paths in `labels` (CSV, JSONL, Parquet, Delta) are relative to;
     without `images`, the folder of `labels`.
     tar: a WebDataset shard, or a folder of them.
@@ -30,11 +30,12 @@ class SourceConfig(Section):
     delta: the uri of a table; see `version`, `where` and `storage_options`.
     python: `module:function`; the function returns the images' folder and a dict for each
     image: its path, its label and any other columns.
-    feedback: the request log of `raypipe serve`; labels are those that came back for its images."""
+    feedback: the request log of `raypipe serve`; labels are those that users sent to /feedback."""
     images: str = ""
     """A path or uri, as `kind` says."""
     labels: str | None = None
-    """The table of labels for the kinds folder and paths. null: folders are the labels."""
+    """The table of labels for the kinds folder and paths. null: the folders' names are the
+    labels."""
     file_column: str = "file"
     """Column of `labels`, or of a function's rows, with the path of each image."""
     image_column: str = "image"
@@ -42,8 +43,8 @@ class SourceConfig(Section):
     label_column: str = "label"
     """Column with the label; for tar, the key in `key.json`."""
     split_column: str | None = None
-    """Column with the split: train, val or test. null: the splits of a DatasetDict or of folders
-    named train, val and test; other sources have their splits drawn."""
+    """Column with the split: train, val or test. null: the splits of a DatasetDict, or of folders
+    named train, val and test; otherwise raypipe draws splits (`ingest.splits`)."""
     version: int | str | None = None
     """For delta: a version number, a tag or a time. null: the newest version."""
     where: dict[str, str | list[str]] = Field(default={})
@@ -54,12 +55,12 @@ class SourceConfig(Section):
     labelled: bool = True
     """false: ingest without labels."""
     task: Task | None = None
-    """The type of a label, as model.task. null: model.task itself."""
+    """The type of a label, as in model.task. null: model.task itself."""
     roots: list[str] = Field(default=[])
-    """Other folders that paths and links in the data may lead to. Nothing else outside of `images`
-    is opened."""
+    """Other folders that paths and links in the data may lead to. Nothing else outside `images` is
+    opened."""
     max_bytes: int = Field(default=MAX_BYTES, gt=0, le=2**30)
-    """Largest image file that is read, in bytes. The default keeps one image within memory."""
+    """Largest image file that is read, in bytes. The limit protects memory."""
 
     @model_validator(mode="before")
     @classmethod

@@ -28,27 +28,27 @@ class ParallelConfig(Section):
     """AdamW's decoupled weight decay."""
 
     layer_decay: float = Field(default=1.0, gt=0, le=1)
-    """Factor between the learning rates of one block of the backbone and of the block above it;
-    `lr` is the head's. 1: all learn at the same rate."""
+    """The learning rate of a block of the backbone, divided by that of the block above it. `lr` is
+    the head's. 1: all have the same rate."""
 
     unfreeze_epochs: int = Field(default=0, ge=0)
-    """Epochs over which the blocks join, from the top down; the head learns first. 0: all learn
+    """Epochs over which blocks are unfrozen, from the top down; the head trains first. 0: all train
     from the start."""
 
     clip_norm: float | None = Field(default=None, gt=0)
-    """Largest norm of a step's gradient; larger ones are scaled down to it. null: no clipping."""
+    """Largest norm of a step's gradient; a larger gradient is scaled down. null: no clipping."""
 
     accumulate: int = Field(default=1, ge=1)
     """Micro batches in one step. The gradient stays the same; activations take 1/accumulate of the
     memory."""
 
     precision: Literal["auto", "bf16", "fp16", "tf32", "fp32"] = "auto"
-    """Format of matrix products: fp32 is IEEE, tf32 rounds inside them, bf16 and fp16 are autocast
-    over fp32 weights. `auto` is bf16 where the device computes it fast, else fp32."""
+    """Format of matrix products: fp32 is IEEE, tf32 rounds inside products, bf16 and fp16 are
+    autocast over fp32 weights. `auto`: bf16 if the device computes it fast, else fp32."""
 
     activation_checkpointing: bool = False
-    """Compute the inside of each block again in the backward pass: about a third more compute, for
-    less memory."""
+    """Compute activations inside each block again in the backward pass: about a third more compute,
+    for less memory."""
 
     offload: Literal["none", "optimizer", "parameters"] = "none"
     """Keep the optimizer, or the parameters too, in CPU memory (fsdp and zero1 to zero3). It saves
@@ -58,14 +58,15 @@ class ParallelConfig(Section):
     """Compile the model with torch.compile. The first steps take longer, the later ones less."""
 
     channels_last: bool = True
-    """Keep images as batch, height, width, channels in memory; convolutions run faster on that."""
+    """Store images in memory as batch, height, width, channels, which makes convolutions faster."""
 
     ema: float | None = Field(default=None, gt=0, lt=1)
-    """Decay of an exponential moving average of the weights. Evaluation and the saved weights are
-    the average's. null: no average."""
+    """Decay of an exponential moving average of the weights, which is evaluated and saved. null: no
+    average."""
 
     sync_bn: bool = False
-    """Let batch norms use the global batch, not each rank's own. It costs messages at each norm."""
+    """Batch norms use the global batch, not the batch of each rank. Each norm then costs messages
+    between ranks."""
 
     @model_validator(mode="after")
     def _possible(self) -> ParallelConfig:
