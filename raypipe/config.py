@@ -440,8 +440,8 @@ SLIP = 0.8  # so alike are a name and its plural, or two with a letter changed
 
 
 def _nearest_key(kind: type[BaseModel], name: str) -> str:
-    """`Did you mean …?` with a key of the same section that is nearly the same, or of this very name
-    in another section, or a similar one of the same section; else the known keys of that.
+    """`Did you mean …?` with a key of the same section that is nearly the same, or one of this very
+    name in another section, or a similar one of the same section; else the known keys of that.
     """
     names = field_names(kind)
     section, _, last = name.rpartition(".")
