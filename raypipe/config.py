@@ -436,9 +436,12 @@ def _explain_one(kind: type[BaseModel], name: str, found: Sequence[Any]) -> Conf
     return ConfigError(f"Config key {name} is wrong", got=got, rule=rule)
 
 
+SLIP = 0.8  # so alike are a name and its plural, or two with a letter changed
+
+
 def _nearest_key(kind: type[BaseModel], name: str) -> str:
-    """`Did you mean …?` with a key of this name in another section, or a close one of the same
-    section; else the known keys of that.
+    """`Did you mean …?` with a key of the same section that is nearly the same, or one of this very
+    name in another section, or a similar one of the same section; else the known keys of that.
     """
     names = field_names(kind)
     section, _, last = name.rpartition(".")
@@ -446,7 +449,9 @@ def _nearest_key(kind: type[BaseModel], name: str) -> str:
     elsewhere.sort(key=lambda key: not key.startswith(f"{section}."))
     # By their own names: a long section makes all of its keys look alike, and like the section.
     siblings = {key.rpartition(".")[2]: key for key in names if key.rpartition(".")[0] == section}
-    close = elsewhere[0] if elsewhere else siblings.get(closest(last, list(siblings)))
+    least = SLIP if elsewhere else 0.5
+    close = siblings.get(closest(last, list(siblings), least))
+    close = close or next(iter(elsewhere), None)
     if close is not None:
         return f"Did you mean {close!r}?"
     if section and siblings:

@@ -233,14 +233,14 @@ def nearest(name: str, known: list[str]) -> str:
     return f"Did you mean {close!r}?" if close else f"Known: {', '.join(sorted(known))}"
 
 
-def closest(name: str, known: list[str]) -> str:
-    """The name that is most like it; "" if none is close."""
+def closest(name: str, known: list[str], least: float = 0.5) -> str:
+    """The name that is most like it; "" if none is close. least: 1 is an equal name."""
 
     def likeness(one: str) -> float:
         return SequenceMatcher(None, one, name).ratio()
 
     close = max(known, key=likeness, default="")
-    return close if likeness(close) >= 0.5 else ""
+    return close if likeness(close) >= least else ""
 
 
 def one_line(text: object, length: int = 300) -> str:

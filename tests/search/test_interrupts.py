@@ -83,19 +83,21 @@ def test_a_signal_while_the_last_trials_are_waited_for_is_not_swallowed() -> Non
     assert trials.done == ["waited for", "told"]
 
 
-def test_a_second_interrupt_ends_it_at_once_and_leaves_no_trial(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_second_interrupt_ends_it_at_once_and_leaves_no_trial() -> None:
     """In a notebook the next search waited for the CPUs of the trials that went on."""
     trials = Trials()
-    monkeypatch.setattr(TuneController, "step", lambda self: None)
-    with pytest.raises(KeyboardInterrupt), interrupts.heeded():
-        event = tune_loop._setup_signal_catching()
-        signal.raise_signal(signal.SIGINT)
-        assert event.is_set()
-        TuneController.step(trials)
-        signal.raise_signal(signal.SIGINT)
-        pytest.fail("it was swallowed")
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        pytest.raises(KeyboardInterrupt),
+    ):
+        patched.setattr(TuneController, "step", lambda self: None)
+        with interrupts.heeded():
+            event = tune_loop._setup_signal_catching()
+            signal.raise_signal(signal.SIGINT)
+            assert event.is_set()
+            TuneController.step(trials)
+            signal.raise_signal(signal.SIGINT)
+            pytest.fail("it was swallowed")
     assert trials.done == ["killed"]
 
 
