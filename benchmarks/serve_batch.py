@@ -88,7 +88,7 @@ def store_of(folder: Path, name: str, side_px: int | None = None) -> tuple[Any, 
 
     from raypipe.config import RunConfig
     from raypipe.models.zoo import ImageModel, ModelConfig
-    from raypipe.registry import package, packing, promote, runs
+    from raypipe.registry import packing, promote, runs
     from raypipe.registry.package import Reference
     from raypipe.registry.store import open_store
     from raypipe.registry.tracking import RegistryConfig

@@ -26,7 +26,15 @@ from raypipe.models.ensemble import EnsembleModel
 from raypipe.models.finite import require_rows, require_weights
 from raypipe.models.predictor import Predictor, stored_weights
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry.package import AGAIN, FORMAT, MANIFEST, MEMBERS, OF_ENSEMBLE, Reference, sha256
+from raypipe.registry.package import (
+    AGAIN,
+    FORMAT,
+    MANIFEST,
+    MEMBERS,
+    OF_ENSEMBLE,
+    Reference,
+    sha256,
+)
 
 
 def build(

@@ -187,9 +187,7 @@ def _retrain(job: Job, show: Show, tell: Sinks, monitors: Sequence[Monitor]) -> 
         reason = f"{waiting}. {decision.reason}" if waiting else decision.reason
         said = Decision(decision.act, reason)
         of = about if waiting else run
-        calls.keep(
-            job.run, job.watch, of, store.model, str(current), said, seal=current.seal
-        )
+        calls.keep(job.run, job.watch, of, store.model, str(current), said, seal=current.seal)
 
     done = loop.retrain(
         store,
@@ -225,9 +223,7 @@ def _call(job: Job, run: str, checked: CheckResult | Waiting) -> None:
         decision = calls.of_check(job.run, job.watch, scope, checked)
         champion, seal = checked.model, checked.seal
     # A retrain has looked for labels, too: what it has said of this check stays the last word.
-    calls.keep(
-        job.run, job.watch, run, store.model, champion, decision, only_first=True, seal=seal
-    )
+    calls.keep(job.run, job.watch, run, store.model, champion, decision, only_first=True, seal=seal)
 
 
 def _check(job: Job, show: Show) -> CheckResult | Waiting:
