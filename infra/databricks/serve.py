@@ -3,8 +3,8 @@
     python serve.py CONFIG endpoint.yml --name=N --readers=GROUP --create=false section.key=value
 
 Limits, size, tags and rights are those of endpoint.yml; tags of others stay. Run again, it changes
-nothing. An endpoint that does not exist is made only with --create=true: it costs money. What was set is read back; if the
-champion moves meanwhile, the endpoint follows it again.
+nothing. An endpoint that does not exist is made only with --create=true: it costs money. What was
+set is read back; if the champion moves meanwhile, the endpoint follows it again.
 
 It talks to the documented REST API through Databricks' SDK, which knows how to log in.
 """

@@ -115,9 +115,7 @@ def ready(models: Models, keeper: object = None) -> dict[str, Any]:
     ("error", "expected"),
     [
         (
-            DataError(
-                "It is not the one registered as m/9", got="/home/me/my runs/p, 12ab", fix="X"
-            ),
+            DataError("It is not the one registered as m/9", got="/home/me/my runs/p, 1a", fix="X"),
             "It is not the one registered as m/9 (got …). X.",
         ),
         (
