@@ -60,9 +60,7 @@ def prepare(
     prepare_environment()
     console = Console(json)
     if workers is not None and workers < 1:
-        raise ConfigError(
-            "--workers is too small", got=workers, rule="1 or more"
-        )
+        raise ConfigError("--workers is too small", got=workers, rule="1 or more")
     # Not at the top: --help should not wait for what the work imports.
     from raypipe.images.smaller import Shape
     from raypipe.tables import export

@@ -68,7 +68,8 @@ def rollback(
     to: Annotated[
         int | None,
         typer.Option(
-            "--to", help="The version to go back to. Without it: the previous champion.",
+            "--to",
+            help="The version to go back to. Without it: the previous champion.",
             show_default=False,
         ),
     ] = None,

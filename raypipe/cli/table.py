@@ -190,9 +190,7 @@ def optimize(
     table: Table,
     by: Annotated[
         str | None,
-        typer.Option(
-            help=f"Cluster the rows by these columns (z-order): label,split. {QUOTED}"
-        ),
+        typer.Option(help=f"Cluster the rows by these columns (z-order): label,split. {QUOTED}"),
     ] = None,
     target_mb: Annotated[int, typer.Option(min=1, help="Size of a file.")] = 256,
     overrides: Overrides = None,
