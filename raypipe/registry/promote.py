@@ -209,8 +209,8 @@ def require_champion(store: Store) -> ModelVersion:
     raise DataError(
         what,
         got=store.uri,
-        rule=f"The newest registered version is {there[-1].version}, and none is in use",
-        fix="raypipe promote CONFIG --version N puts one in use",
+        rule=f"The newest registered version is {there[-1].version}, and this alias names none",
+        fix=f"raypipe promote CONFIG --version N registry.alias={store.alias}",
     )
 
 
