@@ -107,10 +107,16 @@ class History:
         return None
 
     def _replaced(self, version: int) -> int | None:
-        for move in reversed(self.moves):
+        for place in reversed(range(len(self.moves))):
+            move = self.moves[place]
             # A rollback came from a later version, not from an earlier one.
-            if move.version_to == version and move.why != "rollback":
-                return move.version_from
+            if move.version_to != version or move.why == "rollback":
+                continue
+            # Somebody may have deleted the alias: then what it named before that was replaced.
+            ends = (one.version_from for one in reversed(self.moves[: place + 1]))
+            before = next((end for end in ends if end is not None), None)
+            if before != version:
+                return before
         return None
 
     def used(self) -> set[int]:

@@ -198,13 +198,20 @@ def champion(store: Store) -> ModelVersion | None:
 def require_champion(store: Store) -> ModelVersion:
     """The champion. Raises DataError if there is none."""
     version = champion(store)
-    if version is None:
-        raise DataError(
-            f"There is no {store.alias} of {store.model!r}",
-            got=store.uri,
-            fix="Train and register one first: raypipe tune CONFIG",
-        )
-    return version
+    if version is not None:
+        return version
+    what = f"There is no {store.alias} of {store.model!r}"
+    there = versions(store)
+    if not there:
+        fix = "Train and register one first: raypipe tune CONFIG"
+        raise DataError(what, got=store.uri, fix=fix)
+    # Another alias is meant, or somebody has deleted this one in MLflow.
+    raise DataError(
+        what,
+        got=store.uri,
+        rule=f"The newest registered version is {there[-1].version}, and this alias names none",
+        fix=f"raypipe promote CONFIG --version N registry.alias={store.alias}",
+    )
 
 
 class Lost(RaypipeError):
@@ -322,9 +329,10 @@ def _target(store: Store, now: Held, to: int | None) -> int:
     """The version that a rollback goes to. Raises DataError where there is none."""
     target = now.history.before(now.version) if to is None else to
     if target is None or (target not in now.history.used() and target != now.version):
+        number = to or now.version
         raise DataError(
             f"There is no earlier {store.alias} of {store.model!r} to go back to",
-            got=f"version {to or now.version}",
+            got=f"version {number}" if number else "no version is in use",
             rule="A rollback goes to a version that the table of moves has as an earlier one",
             fix="raypipe promote CONFIG --version N moves to any version",
         )

@@ -251,8 +251,20 @@ def _check_labels(task: Task, table: ImageTable, version: TableVersion, where: s
     name = table.columns.label
     column = scan.rows(table, version, [name], where)[name]
     labels = label_column.read(column, task.kind, name).drop_null().to_pylist()
-    if labels:
+    if not labels:
+        return len(column)
+    try:
         task.encode(labels)
+    except DataError as e:
+        if task.kind != "single_label":
+            raise
+        # Classes come to a table, and change their names; an older version may be asked about.
+        known = ", ".join(task.classes[:2])
+        fix = (
+            f"Leave these rows out: table.where={{{name}: [{known}, …]}}; with a table of its own, "
+            "evaluate.table.where"
+        )
+        raise DataError(e.what, got=e.got, rule=e.rule, fix=fix) from None
     return len(column)
 
 

@@ -29,6 +29,7 @@ from raypipe.files import write_atomic
 
 POOL = 20  # times as many as are asked for: the most valuable ones, of which some are drawn
 POWER = 16
+COLUMNS = "image_id", "path", "sha256", "label", "champion_says", "uncertainty", "times_as_far"
 BLANK = " \t\r\n\v\f\0\u00a0\u200b\ufeff"
 
 
@@ -134,16 +135,22 @@ def write(
     labels: Sequence[str],
     scores_NC: np.ndarray,
     distance_N: np.ndarray,
+    paths: Sequence[str | None] | None = None,
 ) -> None:
-    """A CSV for whoever labels: file id, hash, what the champion says, and why it is asked."""
+    """A CSV for whoever labels: id, path, hash, what the champion says, and why it is asked.
+
+    paths: where the source of each image had it; None: nobody knows.
+    """
     unsure_N = uncertainty(scores_NC)
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
-    rows.writerow(["file", "sha256", "label", "champion_says", "uncertainty", "times_as_far"])
+    rows.writerow(COLUMNS)
     for row in asked:
         unsure = "" if unsure_N is None else f"{unsure_N[row]:.3f}"
         far = f"{distance_N[row]:.2f}"
-        rows.writerow([_plain(ids[row]), sha256[row], "", _plain(labels[row]), unsure, far])
+        # An id that ingest gave is a hash: only the path says which picture to look at.
+        named = [_plain(ids[row]), _plain(paths[row] if paths else None)]
+        rows.writerow([*named, sha256[row], "", _plain(labels[row]), unsure, far])
     write_atomic(file, out.getvalue())
 
 

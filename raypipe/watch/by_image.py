@@ -1,4 +1,4 @@
-"""What the batch's table says of each image of the batch: its group, when it came, its label."""
+"""What the batch's table says of each image of the batch: its group, when it came, its path."""
 
 from __future__ import annotations
 
@@ -50,6 +50,16 @@ def arrived(column: str | None, source: TableConfig, mine: Batch) -> list[float]
     places = [p if is_known else None for p, is_known in zip(places, known, strict=True)]
     found = _of_images(source, mine, ids.to_pylist(), places)
     return [np.nan if place is None else float(place) for place in found]
+
+
+def paths(source: TableConfig, mine: Batch) -> list[str | None] | None:
+    """Where the source of each image had it, as `raypipe ingest` keeps it. None: its table does not
+    say."""
+    values = _column("path", source, mine)
+    if values is None:
+        return None
+    found = _of_images(source, mine, *(one.to_pylist() for one in values))
+    return [None if path is None else str(path) for path in found]
 
 
 def _of_images(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -251,7 +252,12 @@ def check(
     to_label = ""
     if found.is_drift and watch.ask:
         to_label = str(path.with_name(f"to-label-{key}.csv"))
-        asked = _ask(Path(to_label), package, reference, mine, watch.ask, drift.max_rows, run.seed)
+        most = watch.ask, drift.max_rows
+        paths = None
+        # It only helps to find the picture.
+        with suppress(DataError):
+            paths = by_image.paths(batch_table, mine)
+        asked = _ask(Path(to_label), package, reference, mine, *most, run.seed, paths)
         feedback_rows.keep_asked(run, watch, key, name, asked, len(mine.ids))
     predictions = (predicted.uri, predicted.key)
     return CheckResult(
@@ -278,6 +284,7 @@ def _ask(
     most: int,
     max_rows: int,
     seed: int,
+    paths: Sequence[str | None] | None,
 ) -> list[tuple[str | None, str]]:
     """Write down which images are most worth a label; (id, sha256) of each."""
     rng = np.random.default_rng(seed)
@@ -288,7 +295,7 @@ def _ask(
     scores_NC = mine.scores_NC[:, :1] if classes is None else mine.scores_NC
     asked = ask.worth_a_label(scores_NC, distance_N, mine.sha256, most, mine.features_ND, seed)
     labels = classes or [""] * len(mine.ids)
-    ask.write(file, asked, mine.ids, mine.sha256, labels, scores_NC, distance_N)
+    ask.write(file, asked, mine.ids, mine.sha256, labels, scores_NC, distance_N, paths)
     return [(mine.ids[row], mine.sha256[row]) for row in asked]
 
 

@@ -170,9 +170,11 @@ def _asked_for(
             return RetrainResult(champion, None, Decision(False, text), ())
         if cfg.watch.clean != "off":
             pinned = _cleaned(job, cfg, champion, pinned, held, say)
-        spent_h = policy.spent_h(tried, now())
+        # `asked` is a hash: what called for the challenger is told in words.
+        reason, spent_h = wanted.reason, policy.spent_h(tried, now())
         return _retrain(
-            store, job, cfg, checked, champion, package, pinned, held, asked, spent_h, say, monitors
+            *(store, job, cfg, checked, champion, package, pinned, held),
+            *(reason, spent_h, say, monitors),
         )
 
 

@@ -60,9 +60,14 @@ class Waiting:
 
     def __str__(self) -> str:
         came = "" if self.since is None else f" after v{self.since}"
+        if not self.images:
+            return f"No image of {self.table.uri} came{came}: there is nothing to check"
+        images, they = f"{self.images} images", "they are"
+        if self.images == 1:
+            images, they = "1 image", "it is"
         return (
-            f"{self.images} images of {self.table.uri} came{came}, and a check needs "
-            f"{self.needed}: they are checked with those that come next"
+            f"{images} of {self.table.uri} came{came}, and a check needs {self.needed}: {they} "
+            "checked with those that come next"
         )
 
 

@@ -43,11 +43,15 @@ class Moved(Result):
     def facts(self) -> Facts:
         if self.is_plan:
             return self._planned()
+        # Somebody may have deleted the alias in MLflow.
         facts: Facts = {self.store.alias: f"{self.store.model}/{self.after}"}
+        if self.after is None:
+            facts[self.store.alias] = "none"
         if not self.listed:
             newest = self.moves[-1] if self.moves else None
+            before = "nothing" if self.before is None else f"version {self.before}"
             same = self.before == self.after
-            facts["moved"] = "no: it was there already" if same else f"from version {self.before}"
+            facts["moved"] = "no: it was there already" if same else f"from {before}"
             facts["newest move"] = newest or "none"
         facts |= {"gate": self.gate} if self.gate else {}
         return {**facts, "table of moves": self.store.moves}

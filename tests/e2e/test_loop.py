@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -240,6 +241,9 @@ def assert_found_by_a_balanced_search(
     validation rows too.
     """
     assert challenger is not None
+    # Once it was a hash, and `raypipe report model` gave that as the answer to "Why was it made?".
+    why = promote.fetch(store, challenger).info["made"]["called_for"]["reason"]
+    assert re.fullmatch(r"Drift, and labels: \d+ images of new", why)
     champions, theirs = (
         promote.fetch(store, version).info["config"] for version in (first, challenger)
     )

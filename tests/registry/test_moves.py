@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -193,6 +194,9 @@ def test_a_move_by_hand_in_mlflow_is_recorded_and_stays(
     assert told(store)[-1] == (2, 1, "by hand") and len(told(store)) == 3
     store.client.delete_registered_model_alias(store.model, "champion")
     assert promote.champion(store) is None and told(store)[-1] == (1, None, "by hand")
+    # There is a model: the way out was to train one.
+    with pytest.raises(DataError, match=r"newest registered version is 4.*raypipe promote CONFIG"):
+        promote.require_champion(store)
     move(store, 3)
     store.client.delete_model_version(store.model, "3")
     assert promote.champion(store) is None and told(store)[-1] == (3, None, "by hand")
@@ -430,6 +434,29 @@ def test_the_verbs(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
         assert more[0] in said_of and "nothing is promoted" in said_of
     assert main(["promote", config, "--history"]) == 0
     assert "rollback" in capsys.readouterr().out
+
+
+def test_the_verbs_after_the_alias_was_deleted_in_mlflow(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They said `champion m/None` and `from version None`, and no rollback led anywhere."""
+    config, store = str(place.config()), place.open()
+    for version in (1, 2):
+        move(store, version)
+    store.client.delete_registered_model_alias(store.model, "champion")
+    assert main(["promote", config, "--history"]) == 0
+    assert re.search(r"champion +none", capsys.readouterr().out)
+    assert main(["rollback", config]) == 2
+    assert "no version is in use" in capsys.readouterr().err
+    assert main(["promote", config, "--version", "2"]) == 0
+    assert re.search(r"moved +from nothing", capsys.readouterr().out)
+    assert told(store)[-2:] == [(2, None, "by hand"), (None, 2, "by hand")]
+    # Before it named nothing it named version 2, and before that version 1.
+    assert promote.rollback(store) == (2, 1)
+    store.client.delete_registered_model_alias(store.model, "champion")
+    move(store, 3)
+    assert told(store)[-1] == (None, 3, "promotion")
+    assert promote.rollback(store) == (3, 1)
 
 
 def test_where_the_table_is(tmp_path: Path) -> None:

@@ -243,11 +243,17 @@ def test_the_driver_keeps_no_picture_but_the_surest(
     [
         (["models:/photos@champion"], "raypipe evaluate needs a table beside the model"),
         (["models:/photos/7", "NIGHT"], "has no version 7"),
-        (["models:/photos@nobody", "NIGHT"], "There is no nobody of 'photos'"),
+        (
+            ["models:/photos@nobody", "NIGHT"],
+            "There is no nobody of 'photos'.*newest registered version.*registry.alias=nobody",
+        ),
         (["models:/nobody@champion", "NIGHT", "run.dir=RUN/none"], "no model store here"),
         (["models:/photos@champion", "NIGHT", "evaluate.slices=[lin]"], "no column 'lin'.*line"),
         (["models:/photos@champion", "NIGHT", "evaluate.group=image"], "makes no slices"),
-        (["models:/photos@champion", "OTHER"], "Labels that the model does not know.*hot"),
+        (
+            ["models:/photos@champion", "OTHER"],
+            r"Labels that the model does not know.*hot.*evaluate.table.where",
+        ),
         (
             ["models:/photos@champion", "NIGHT", "evaluate.table.where={line: none}"],
             "no image to evaluate on",

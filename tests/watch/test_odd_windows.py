@@ -5,6 +5,7 @@ One package with domains and groups, checked against small tables.
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from raypipe.tables.table import TableConfig
 from raypipe.watch.check import CheckResult, check_window
 from raypipe.watch.detect import DriftConfig
 from raypipe.watch.settings import WatchConfig
+from raypipe.work.results.watching import Drifted
 from tests.conftest import encode, striped
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -114,6 +116,19 @@ def test_a_night_without_any_image_is_in_the_next_one(watched: Watched, tmp_path
     done = watched.check(table, "since_last", image=images(201, 231))
     assert done.report.batch_images == 31 and done.window is not None
     assert done.window.images == 91 and any("60 of 91 images" in n for n in done.report.notes)
+
+
+def test_the_list_of_images_to_label_names_their_files(watched: Watched, tmp_path: Path) -> None:
+    """Ids that ingest gives are hashes: it had them twice, and no file. No verb named the list."""
+    night = {"image": images(0, 1) * 40, "module": ["m"] * 40}
+    paths = [f"night/{i}.png" for i in range(40)]
+    for name, path, said in (("t", {"path": paths}, "night/0.png"), ("u", {}, "")):
+        done = watched.check(tmp_path / name, **night, **path)
+        # Of copies one is asked for.
+        [row] = csv.DictReader(Path(done.to_label).read_text().splitlines())
+        assert (row["image_id"], row["path"]) == ("i0", said)
+        told = Drifted(done)
+        assert told.facts()["to label"] == told.summary()["to_label"] == done.to_label
 
 
 def test_a_camera_that_sends_one_picture_all_night_is_drift(

@@ -34,6 +34,10 @@ def test_a_run_that_waits_has_a_run_and_tells_of_no_check() -> None:
     first, second = (Waiting(TABLE, 3, n, 50) for n in (7, 8))
     assert told.of_check(first)[1] == [] and told.of_check(first)[0] == told.of_check(first)[0]
     assert told.of_check(first)[0] != told.of_check(second)[0]
+    # "0 images came: they are checked with those that come next" was what a quiet night said.
+    assert "No image of" in str(Waiting(TABLE, 3, 0, 50)) and "1 image of" in str(
+        Waiting(TABLE, 3, 1, 50)
+    )
     late = Waiting(TABLE, 3, 7, 50, "1 check")
     assert [e.kind for e in told.of_check(late)[1]] == ["missed"]
 

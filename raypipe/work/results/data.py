@@ -15,7 +15,7 @@ from raypipe.work.result import Facts, Result, prepared_from
 
 COUNTS = (
     "seen accepted present dropped other_split returned relabelled labels_removed duplicates "
-    "quarantined reasons splits"
+    "quarantined reasons unlabelled splits"
 )
 
 

@@ -51,6 +51,7 @@ class Drifted(Result):
             "what it costs": str(self.checked.report.severity),
             **({"labels say": labels} if (labels := str(self.checked.report.feedback)) else {}),
             **({"tests": "; ".join(notes)} if notes else {}),
+            **_to_label(self.checked, "to label"),
             "report": self.checked.page,
         }
 
@@ -68,6 +69,7 @@ class Drifted(Result):
             "feedback": feedback_facts(report.feedback),
             "engine": report.engine,
             "notes": report.notes,
+            **_to_label(self.checked, "to_label"),
             "report": self.checked.page,
         }
 
@@ -88,6 +90,11 @@ class Waited(Result):
         known = {"is_drift": False, "p_value": None, "table": str(w.table), "since": w.since}
         missed = {"missed": w.missed} if w.missed else {}
         return known | {"waiting": {"images": w.images, "needed": w.needed}} | missed
+
+
+def _to_label(checked: CheckResult, name: str) -> Facts:
+    """Which images are most worth a label; nothing without drift."""
+    return {name: checked.to_label} if checked.to_label else {}
 
 
 def severity_facts(found: Severity) -> Facts:
@@ -165,7 +172,9 @@ class Retrained(Result):
         return {**super().files(), **Registered(challenger, champion, "").files(run)}
 
     def facts(self) -> Facts:
-        report = {} if self.checked is None else {"report": self.checked.page}
+        report: Facts = {}
+        if self.checked is not None:
+            report = {**_to_label(self.checked, "to label"), "report": self.checked.page}
         took = self.spent.facts() if self.spent else {}
         return {**report, **took, "decision": self.done.decision.reason}
 
