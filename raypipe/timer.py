@@ -17,6 +17,7 @@ from raypipe.errors import RaypipeError
 
 _LONGEST_S = 1e9  # the system's timer refuses much more, and nobody waits for thirty years
 _AT_ONCE_S = 1e-3  # a timer of 0 would be none
+_OURS = "An alarm of raypipe raised it"  # a note of a KeyboardInterrupt
 
 
 class OutOfTime(RaypipeError):
@@ -29,6 +30,7 @@ class Alarm:
     def __init__(self, due: float) -> None:
         self.due = due
         self.is_running = True
+        self.has_come = False
 
     def end(self) -> None:
         """What is within goes on, and is not interrupted any more."""
@@ -37,8 +39,12 @@ class Alarm:
             _set_timer()
 
 
-class _TimeIsOver(BaseException):
-    """Not an Exception: who turns any error into a message of his own would turn this one, too."""
+class _TimeIsOver(KeyboardInterrupt):
+    """Not an Exception: who turns any error into a message of his own would turn this one, too.
+
+    A KeyboardInterrupt is the only one at which ray.get and ray.wait (2.60) stop to wait. At any
+    other one they wait until their tasks have ended, and then raise a SystemError.
+    """
 
     def __init__(self, alarm: Alarm) -> None:
         super().__init__()
@@ -72,10 +78,12 @@ def interrupted(after_s: float, error: Callable[[], Exception]) -> Iterator[Alar
             yield alarm
         finally:
             alarm.is_running = False
-    except _TimeIsOver as e:
-        if e.alarm is not alarm:
+    except KeyboardInterrupt as e:
+        if not _is_of(e, alarm):
             raise
-        asked = _asked_to_stop(e)
+        asked = _asked_to_stop(e, alarm)
+        if asked is None:
+            e.add_note(_OURS)  # an outer alarm may find it, and it is no Ctrl-C
         raise asked or error() from None
     finally:
         # Not only this one: an outer alarm may have come while an inner one was being removed.
@@ -95,6 +103,7 @@ def _over(number: int, frame: Any) -> None:
     for alarm in running:
         if alarm.due <= now:
             alarm.end()  # an outer one may be due while this one is handled
+            alarm.has_come = True
             raise _TimeIsOver(alarm)
     # What was due is done by now, or the system's clock is a little ahead of ours.
     if running:
@@ -110,9 +119,23 @@ def _set_timer() -> None:
     signal.setitimer(signal.ITIMER_REAL, left_s)
 
 
-def _asked_to_stop(error: BaseException) -> BaseException | None:
-    """The Ctrl-C, or the exit, during whose handling this error came."""
+def _is_of(error: KeyboardInterrupt, alarm: Alarm) -> bool:
+    """Did this alarm raise it? Ray raises a new KeyboardInterrupt in place of ours."""
+    if isinstance(error, _TimeIsOver):
+        return error.alarm is alarm
+    return alarm.has_come
+
+
+def _asked_to_stop(error: KeyboardInterrupt, alarm: Alarm) -> BaseException | None:
+    """The Ctrl-C, or the exit, during whose handling the alarm came, or that came after it."""
+    asked: BaseException | None = None
     earlier = error.__context__
-    while earlier is not None and not isinstance(earlier, (KeyboardInterrupt, SystemExit)):
+    while earlier is not None:
+        if isinstance(earlier, _TimeIsOver):
+            if earlier.alarm is alarm:
+                return error  # a Ctrl-C, while the end of the time was handled
+        elif isinstance(earlier, (KeyboardInterrupt, SystemExit)):
+            is_ours = _OURS in getattr(earlier, "__notes__", ())
+            asked = asked or (None if is_ours else earlier)
         earlier = earlier.__context__
-    return earlier
+    return asked

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -47,6 +48,46 @@ def test_after_an_inner_alarm_the_outer_one_still_counts() -> None:
         came.append("inner")
         wait()
     assert came == ["inner"]
+
+
+def as_ray_waits() -> None:
+    """Ray's waits catch a KeyboardInterrupt, and raise another one, which knows nothing of it."""
+    with suppress(KeyboardInterrupt):
+        wait()
+    raise KeyboardInterrupt
+
+
+def test_a_wait_of_ray_ends_like_any_other() -> None:
+    with pytest.raises(OutOfTime, match="mine"), interrupted(SOON, lambda: over("mine")):
+        as_ray_waits()
+    with pytest.raises(OutOfTime, match="outer"), interrupted(SOON, lambda: over("outer")):
+        with interrupted(LATE, lambda: over("inner")):
+            as_ray_waits()
+        raise AssertionError("it is the outer one's")
+
+
+def test_what_an_inner_alarm_raised_is_no_ctrl_c_for_the_outer_one() -> None:
+    with pytest.raises(OutOfTime, match="outer"), interrupted(4 * SOON, lambda: over("outer")):
+        try:
+            with interrupted(SOON, lambda: over("inner")):
+                as_ray_waits()
+        except OutOfTime:
+            wait()
+
+
+def test_a_ctrl_c_stays_one_though_the_time_is_over() -> None:
+    with pytest.raises(KeyboardInterrupt, match="mine"), interrupted(SOON, lambda: over("time")):
+        try:
+            wait()
+        finally:
+            raise KeyboardInterrupt("mine")
+    with pytest.raises(KeyboardInterrupt, match="mine"), interrupted(LATE, lambda: over("time")):
+        raise KeyboardInterrupt("mine")
+    with pytest.raises(KeyboardInterrupt, match="mine"), interrupted(SOON, lambda: over("time")):
+        try:
+            raise KeyboardInterrupt("mine")
+        finally:
+            as_ray_waits()
 
 
 def test_an_alarm_that_was_ended_lets_what_is_within_go_on() -> None:

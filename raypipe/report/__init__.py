@@ -28,7 +28,7 @@ from raypipe.report.charts import (
     scatter,
     so_far,
 )
-from raypipe.report.formats import cell, chance, number, points, thumbnail
+from raypipe.report.formats import begun, cell, chance, number, points, thumbnail
 from raypipe.report.parts import (
     Block,
     Check,
@@ -83,6 +83,7 @@ __all__ = [
     "Tone",
     "Trial",
     "Verdict",
+    "begun",
     "cell",
     "chance",
     "front",
@@ -97,7 +98,7 @@ __all__ = [
 ]
 
 TEMPLATE = "report.html.j2"
-FILTERS = (number, chance, points, thumbnail, histogram, scatter, curves, parallel)
+FILTERS = (number, begun, chance, points, thumbnail, histogram, scatter, curves, parallel)
 
 
 def render(page: Page) -> str:

@@ -84,6 +84,14 @@ def beside(p: float, shown: Callable[[int], str], limit: float | None = None) ->
     return text
 
 
+def begun(trials: int, heads: int) -> str:
+    """What a search has tried: 3 trials and 6 heads of the first answer."""
+    text = f"{number(trials)} trial{'s' * (trials != 1)}"
+    if heads:
+        text += f" and {number(heads)} head{'s' * (heads != 1)} of the first answer"
+    return text
+
+
 def points(difference: float) -> str:
     """Format a difference of two shares in percentage points, with its sign and without "-0.0"."""
     rounded = round(100 * difference, 1) or 0.0

@@ -12,6 +12,7 @@ from raypipe.config import dump
 from raypipe.registry import made_by
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
+from raypipe.report.formats import begun
 from raypipe.search import refit
 from raypipe.search.importance import importance
 from raypipe.search.leaderboard import Trial
@@ -129,11 +130,11 @@ def _facts(
     usd_per_device_s: float | None,
 ) -> tuple[tuple[str, str], ...]:
     """(name, text) of the lines at the page's head."""
-    trials = result.drawn
+    began = begun(result.drawn, result.heads)
     facts = [
         ("Model", str(version)),
         ("Table", str(result.best.version)),
-        ("Decoded", f"{result.decoded:,} images, for {trials} trials together"),
+        ("Decoded", f"{result.decoded:,} images, for {began}"),
     ]
     lines = first_answer(result) | combined(result) | refit.summary(result)
     for name, text in lines.items():

@@ -139,6 +139,11 @@ class SearchResult:
         return sum(trial.drawn for trial in self.trials)
 
     @property
+    def heads(self) -> int:
+        """How many heads of a first answer were fitted."""
+        return len(self.trials) - self.drawn
+
+    @property
     def epochs(self) -> int:
         """How many epochs all trials ran together; heads of a first answer have none."""
         return sum(trial.epochs for trial in self.trials if trial.drawn)

@@ -34,7 +34,8 @@ class CalledFor:
 
     verb: that made it. reason: in words. parent: the champion that it is to replace, whose settings
     it starts from. evidence: what called for it, as of a drift check its key and its p-value.
-    device_s: of all trainings that led to it; None: of its own alone. start: what it began with.
+    device_s: of all trainings that led to it; None: of its own alone. heads: how many of them were
+    heads of a first answer. start: what it began with.
     """
 
     verb: str
@@ -42,6 +43,7 @@ class CalledFor:
     parent: ModelVersion | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
     device_s: float | None = None
+    heads: int = 0
     start: Start = field(default_factory=lambda: Start())
 
     def behind(self, folder: str | None) -> CalledFor:
@@ -116,7 +118,8 @@ def facts(
             "seconds": result.seconds,
             "device_s": result.device_s,
             "all_device_s": called_for.device_s,
-            "trials": trials,
+            "trials": trials - called_for.heads,
+            "heads": called_for.heads,
         },
         "called_for": {
             "verb": called_for.verb,

@@ -211,7 +211,9 @@ def _log(
     """Log the run and the trials to MLflow; the run's id."""
 
     def log_into(run_id: str) -> None:
-        runs.log_history(store, run_id, result.history)
+        # A mean of several models is no epoch of a training: theirs are in the trials' runs.
+        is_mean = result.metrics not in result.history
+        runs.log_history(store, run_id, [result.metrics] if is_mean else result.history)
         runs.log_text(store, run_id, dump(job), "config.yaml")
         for child, params, history, cost in children:
             with runs.run(

@@ -224,7 +224,9 @@ def search_and_register(
     if not result.is_of_one_refit:
         telling.finished(monitors, result.plan.job, result.best)
     children = result.runs(price.usd_per_device_s if price else None)
-    asked = CalledFor("tune", "raypipe tune was called", device_s=result.device_s)
+    asked = CalledFor(
+        "tune", "raypipe tune was called", device_s=result.device_s, heads=result.heads
+    )
     if result.refitted or result.shares:
         # A refit starts from the best trial's weights, and an ensemble's job is its first member's:
         # what trials started from is the search's to say.

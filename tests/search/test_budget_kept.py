@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from raypipe.search.ledger import Ledger
 from raypipe.search.space import defaults
 from raypipe.search.trials.standing import Standing
 from raypipe.tables.table import TableConfig
+from raypipe.timer import OutOfTime, interrupted
 from raypipe.train import checkpoint
-from raypipe.work import training
+from raypipe.work import reports, training
 
 from .test_refit import cells
 from .test_tuner import Searches
@@ -124,6 +126,29 @@ def test_a_trial_by_the_clock_that_diverges_is_followed_by_another(
     assert checkpoint.read(Path(result.best.checkpoint)).state.progress is not None
 
 
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("wait", [ray.get, lambda one: ray.wait([one], timeout=60)])
+def test_a_wait_for_a_task_ends_when_the_time_is_over(wait: Callable[[Any], Any]) -> None:
+    """Ray waited on until the task had ended, and the search was lost in a SystemError, or went on
+    without a clock where somebody took that for an error of his own."""
+
+    @ray.remote(num_cpus=0)
+    def endless() -> None:
+        time.sleep(30)
+
+    running, began = endless.remote(), time.monotonic()
+    try:
+        with (
+            pytest.raises(OutOfTime),
+            interrupted(0.3, lambda: OutOfTime("over")),
+            suppress(Exception),
+        ):
+            wait(running)
+        assert time.monotonic() - began < 10
+    finally:
+        ray.cancel(running, force=True)
+
+
 FIRST_ONLY = {
     "search.budget_s": BUDGET,
     "search.first_answer": True,
@@ -172,6 +197,8 @@ def test_a_first_answer_is_registered_where_no_time_is_left_for_a_trial(
     assert str(version).endswith("/1") and not result.refitted
     assert {trial.drawn for trial in result.trials} == {False}
     assert "left no time for trials" in str(result.stopped)
+    cost = next(one for one in reports.model(job, 1, reread=False).answers if one.name == "cost")
+    assert "in 0 trials and 3 heads" in cost.text and "training" not in cost.text
     assert result.reached[-1].value == result.trials[0].metric
 
 

@@ -24,7 +24,7 @@ from raypipe.feed.rows import drawn
 from raypipe.job import Job
 from raypipe.models.ensemble import EnsembleModel
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import promote
+from raypipe.registry import promote, runs
 from raypipe.registry.store import open_store
 from raypipe.search import budget, finished, together, trial_files
 from raypipe.search import page as search_page
@@ -144,6 +144,9 @@ def test_it_is_one_package_like_any_other(
     store = open_store(job.run, job.registry, job.artifacts)
     version = publish(store, planned, result, "search")
     assert publish(store, planned, result, "search").version == version.version
+    # MLflow had the metrics of its first member's last epoch.
+    logged = store.client.get_run(str(runs.finished_run(store, "k"))).data.metrics
+    assert logged == pytest.approx(found.metrics)
     shutil.rmtree(search_folder)
     for c in (one, two):
         shutil.rmtree(c.checkpoint)

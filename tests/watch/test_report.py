@@ -501,6 +501,8 @@ def test_a_histogram_holds_every_image_once() -> None:
         (report.number(-0.000123456), "\N{MINUS SIGN}0.0001235"),
         (report.number(True), "True"),
         (report.number("resnet18"), "resnet18"),
+        (report.begun(1, 0), "1 trial"),
+        (report.begun(2000, 1), "2,000 trials and 1 head of the first answer"),
     ],
 )
 def test_numbers_read_well(text: str, shown: str) -> None:

@@ -9,7 +9,7 @@ from raypipe.costs.spent import duration
 from raypipe.errors import one_line
 from raypipe.registry.moves import Move
 from raypipe.registry.runs import KEY, allowed_name
-from raypipe.report.formats import cell, chance
+from raypipe.report.formats import begun, cell, chance
 from raypipe.tables.cleaned import Cleaning
 from raypipe.watch import records
 from raypipe.work.proof.answers import NOT_RECORDED, Answer, Check
@@ -323,11 +323,15 @@ def cost(found: Found) -> Answer:
     parts, sources = [], []
     if spent:
         sources.append(found.package)
-        parts.append(f"its training {duration(spent['seconds'])}")
         held = spent["all_device_s"] or spent["device_s"]
+        # A model of a search that was not trained again has no training of its own.
+        if spent["seconds"] or not held:
+            parts.append(f"its training {duration(spent['seconds'])}")
         if held:
-            trials = f", in {spent['trials']} trials" if spent["trials"] else ""
-            parts.append(f"{held / 3600:.4f} device hours of all that led to it{trials}")
+            # Older packages count heads as trials.
+            trials, heads = spent["trials"], spent.get("heads", 0)
+            some = f", in {begun(trials, heads)}" if trials or heads else ""
+            parts.append(f"{held / 3600:.4f} device hours of all that led to it{some}")
     if logged and found.mlflow:
         sources.append(found.mlflow.source)
     if "cost.seconds" in logged:

@@ -12,6 +12,7 @@ from raypipe.config import RunConfig
 from raypipe.costs.spent import Spent
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.runs import KEY
+from raypipe.report.formats import begun
 from raypipe.search import page as search_page
 from raypipe.search import refit
 from raypipe.search.ledger import Ledger
@@ -192,7 +193,7 @@ class Searched(Result):
         # A mean belongs to no trial.
         facts |= search_page.combined(result)
         facts |= refit.summary(result)
-        facts["images decoded"] = f"{result.decoded}, for {result.drawn} trials together"
+        facts["images decoded"] = f"{result.decoded}, for {begun(result.drawn, result.heads)}"
         whole = f"of the {result.full_epochs} that all trials would take to their ends"
         facts["epochs"] = f"{result.epochs} {whole}"
         facts |= search_page.ranking(result)
@@ -218,7 +219,7 @@ class Searched(Result):
             "report": str(self.report),
             "best_config": str(self.best_config),
             "trials": result.drawn,
-            "heads": len(result.trials) - result.drawn,
+            "heads": result.heads,
             "trial_costs": self._trial_costs(),
             "decoded": result.decoded,
             "best": result.trials[0].changes,
