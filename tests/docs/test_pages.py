@@ -60,6 +60,8 @@ ELSEWHERE = {
     "raypipe doctor": "doctor/test_faults.py and its neighbours run it",
     "raypipe table prepare tables/photos": "tables/test_prepare.py runs this command",
     "raypipe promote mine.yaml --history": "registry/test_moves.py runs these verbs",
+    "raypipe tune mine.yaml run.seed=1": "train/test_calibrated.py: only another seed is another "
+    "version; registry/test_moves.py promotes it",
     "from benchmarks import looks": "search/test_looks.py notes looks, and reads benchmarks for it",
     "raypipe report model mine.yaml": "work/test_proof.py runs these verbs",
     "raypipe drift mine.yaml watch.batch.uri=tables/nightly": "chaos/test_nights.py runs both",

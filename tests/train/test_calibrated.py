@@ -40,6 +40,8 @@ def test_a_calibrated_model_is_a_second_version_of_one_training(
     assert (first.version, second.version) == (1, 2)
     published = [publish(store, trainer.plan(job), result, "train") for job in (plain, asked)]
     assert published == [first, second], "neither stands in for the other"
+    # The way to another version of the same settings that the docs name.
+    assert trainer.plan(replace(plain, {"run.seed": 1})).key != result.key
 
     package, calibrated = (promote.fetch(store, version) for version in (first, second))
     temperature = calibrated.info["temperature"]
