@@ -263,8 +263,10 @@ def plan_refit(
             why = f"{fitting} epochs of {epoch_s:.1f} s fit into {room_s:.0f} s ({speed})"
             most = most_epochs or min(MOST_EPOCHS, max(USUAL_EPOCHS, FASTER * fitting))
             return Refit(most, room_s, side_px, why)
-        needs = f"{fewest} epochs at {side_px} px need {fewest * epoch_s:.0f} s"
-    return f"{needs or 'no resolution fits'}, and {max(0.0, room_s):.0f} s are left ({speed})"
+        many = f"{fewest} epochs at {side_px} px need" if fewest > 1 else "an epoch needs"
+        needs = f"{many} {fewest * epoch_s:.1f} s"
+    left = f"{room_s:.1f} s are left" if room_s > 0 else "the end needs all that is left"
+    return f"{needs or 'no resolution fits'}, and {left} ({speed})"
 
 
 def speed_of(

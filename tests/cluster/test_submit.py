@@ -273,7 +273,7 @@ def test_paths_mean_what_they_mean_where_it_was_submitted(
     assert submitted.arguments(["/no/such/folder", "-", "tune"]) == ["tune"]
     assert Path.cwd() == copy
     ray = "/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_1/runs"
-    with pytest.raises(ConfigError, match=r"run\.dir lies in Ray's copy"):
+    with pytest.raises(ConfigError, match=r"run\.dir is inside the folder that Ray copied"):
         luggage.require_lasting({"table.uri": "s3://b/t", "run.dir": ray})
 
 

@@ -87,7 +87,7 @@ def test_where_no_time_is_left_the_best_trial_is_the_answer(
     job = searches(tmp_path, **ASKED, **{"table.uri": cells.uri})
     result, version, ledger = searched(job, later=1990)
     assert not result.refitted and str(version).endswith("/1")
-    assert "No refit" in ledger.notes[0] and "s are left" in ledger.notes[0]
+    assert "No refit" in ledger.notes[0] and " left (" in ledger.notes[0]
 
 
 @pytest.mark.usefixtures("ray_session")

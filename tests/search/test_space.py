@@ -155,7 +155,7 @@ def test_a_combination_of_grids_that_the_job_refuses_is_refused() -> None:
     text = {"model.mode": "grid(frozen, finetune)", "model.frozen_blocks": "grid(0, 3)"}
     with pytest.raises(
         ConfigError,
-        match=(r"draws what the job refuses \(.*frozen_blocks is for.*Put a condition"),
+        match=(r"draws what the job refuses \(.*frozen_blocks needs pretrained.*Put a condition"),
     ):
         tune_searchers.plan(JOB.training, JOB.search, parse.parse(text, JOB.training), [])
     nested = {

@@ -218,7 +218,7 @@ def test_predictions_are_not_put_into_a_table_of_something_else(
 
 
 def test_without_a_champion_there_is_nothing_to_predict_with(store: Store, job: TrainJob) -> None:
-    with pytest.raises(DataError, match=r"There is no challenger of 'photos'.*raypipe tune"):
+    with pytest.raises(DataError, match=r"There is no challenger of 'photos'.*raypipe promote"):
         batch.predict(
             dataclasses.replace(store, alias="challenger"), job.run, job.table, PredictConfig()
         )

@@ -295,7 +295,7 @@ def test_a_source_that_was_restored_from_a_backup_is_not_taken_for_the_same(
         (["{src}", "{tmp}/new", "--side", "0"], "no side of an image"),
         (["{src}", "{tmp}/new", "--format", "gif"], "this format"),
         (["{src}", "{tmp}/new", "--quality", "101"], "no quality"),
-        (["{src}", "{tmp}/new", "--workers", "0"], "No task"),
+        (["{src}", "{tmp}/new", "--workers", "0"], "--workers is too small"),
         (["{src}", "{tmp}/new", "--where", "nr=x"], "No value of column"),
         (["{src}", "{tmp}/new", "--version", "9"], "no version 9"),
         (["{src}", "main.vision.photos"], "Unity Catalog"),
