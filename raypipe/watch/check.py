@@ -252,12 +252,12 @@ def check(
     to_label = ""
     if found.is_drift and watch.ask:
         to_label = str(path.with_name(f"to-label-{key}.csv"))
-        most = watch.ask, drift.max_rows
         paths = None
         # It only helps to find the picture.
         with suppress(DataError):
             paths = by_image.paths(batch_table, mine)
-        asked = _ask(Path(to_label), package, reference, mine, *most, run.seed, paths)
+        file = Path(to_label)
+        asked = _ask(file, package, reference, mine, watch.ask, drift.max_rows, run.seed, paths)
         feedback_rows.keep_asked(run, watch, key, name, asked, len(mine.ids))
     predictions = (predicted.uri, predicted.key)
     return CheckResult(

@@ -173,8 +173,18 @@ def _asked_for(
         # `asked` is a hash: what called for the challenger is told in words.
         reason, spent_h = wanted.reason, policy.spent_h(tried, now())
         return _retrain(
-            *(store, job, cfg, checked, champion, package, pinned, held),
-            *(reason, spent_h, say, monitors),
+            store,
+            job,
+            cfg,
+            checked,
+            champion,
+            package,
+            pinned,
+            held,
+            reason,
+            spent_h,
+            say,
+            monitors,
         )
 
 
