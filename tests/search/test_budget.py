@@ -239,6 +239,9 @@ def test_a_budget_that_is_too_short_says_how_long_it_has_to_be() -> None:
     with pytest.raises(RaypipeError, match="before a trial had finished an epoch") as raised:
         raise made.too_short()
     assert "start 9 s" in str(raised.value) and "search.budget_s=30 or more" in str(raised.value)
+    early, clock = ledger(5.0)
+    clock.now += 5
+    assert "search.budget_s=60 or more" in str(early.too_short()), "20 s, and then 40, were too few"
 
 
 def test_no_trial_begins_without_time_for_it() -> None:
