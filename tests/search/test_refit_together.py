@@ -211,7 +211,7 @@ def test_all_members_are_trained_again_or_none(
         return real(planned, *more)
 
     monkeypatch.setattr(trainer, "run", run)
-    for fails[0], says in (("head", "no convergence"), ("tuned", "diverged"), ("time", "are left")):
+    for fails[0], says in (("head", "no convergence"), ("tuned", "diverged"), ("time", " left (")):
         ledger = Ledger(BUDGET, 0.0, lambda: now[0])
         result, version, store = training.search_and_register(job, Shown(True), ledger=ledger)
         assert str(version).endswith("/1") and not result.refitted
