@@ -92,6 +92,7 @@ def trained(asked: argparse.Namespace, task: str, seed: str, model: str) -> None
     from raypipe.config import replace, validate
     from raypipe.feed.dataset import pin
     from raypipe.search import together
+    from raypipe.search.trials.trial import data_key
     from raypipe.train import trainer
     from raypipe.train.job import TrainJob
 
@@ -122,11 +123,12 @@ def trained(asked: argparse.Namespace, task: str, seed: str, model: str) -> None
     job = replace(validate(TrainJob, sections), changes)
     pinned = pin(job.table, job.feed, kind=job.model.task)
     result = trainer.run(trainer.plan(job, pinned))
-    source = trainer.sources(job, pinned, [job.feed.val], here=True)[job.feed.val]
-    said = together._on(trainer.assemble(job, result), job, source)
+    file = file_of(asked, task, seed, model)
+    one = together.Candidate(model, job, result.checkpoint)
+    said = together.said_of([one], pinned, {data_key(job): trainer.prepare(job, pinned)})
     np.savez(
-        file_of(asked, task, seed, model),
-        scores_NC=said.scores_NC,
+        file,
+        scores_NC=said.scores_KNC[0],
         labels_N=said.labels_N,
         samples_N=said.samples_N,
         seconds=result.device_s,

@@ -1,7 +1,8 @@
-"""What the end of a search will take: known when it begins, and known better with each measurement.
+"""What is known of the end of a search, and what the end will take by that.
 
-The end predicts validation and test, and shifted copies of images, with a model that nobody knows
-yet: a trial, an ensemble, a refit. Whoever learns something of it says so here. Ledger asks.
+The end predicts validation images, test images and shifted copies. The model may be a trial, an
+ensemble or a refit: nobody knows before. Who learns something about it writes it here. The ledger
+asks when trials have to end.
 """
 
 from __future__ import annotations
@@ -20,47 +21,47 @@ class Forecast:
     """How many images validation and test have."""
 
     tests: int = 0
-    """How many test has: they alone judge a refit, which has learned from validation."""
+    """Test images. A refit has learned from validation, so they alone judge it."""
 
     views: int = 1
     """Predictions of an image."""
 
     judged_images: int | None = None
-    """Of a split, at most."""
+    """Images of a split that judge the model, at most; None: all."""
 
     combined: int = 0
     """Predictions by single trials that the choice of an ensemble still needs."""
 
     chosen: int = 0
-    """And predictions by the ensemble itself."""
+    """Predictions by the ensemble itself that its choice still needs."""
 
     others: int = 0
-    """Networks beside the leading trial's that the model may run, each as fast as that one."""
+    """Further networks of the model whose speed is not known: as fast as the leading trial's."""
 
     others_s: float = 0.0
-    """What an image takes of those of the model's networks that are as fast as they are."""
+    """Seconds that an image takes in the further networks whose speed is known."""
 
     again_s: float = 0.0
-    """To fit heads again, on validation images too; 0: none, or they are fitted."""
+    """Seconds to fit heads again, on validation images too; 0: there is nothing to fit."""
 
     shifted: int = 0
-    """Predictions of shifted copies that are wanted."""
+    """Shifted copies that are wanted."""
 
     least_shifted: int = 0
-    """Fewer of them are of no use."""
+    """Shifted copies of which fewer are of no use."""
 
     has_more_threads: bool = False
-    """Than a trial, has what predicts when trials have ended."""
+    """Does the end predict with more threads than a trial?"""
 
     timed: dict[str, float] = field(default_factory=dict)
-    """Predictions a second of a trial's network when trials have ended, at the trial's own side:
-    timed, and no guess from its epochs."""
+    """By trial: predictions a second of its network at its own side, timed after the last trial."""
 
     works_per_s: float | None = None
-    """Images of work 1 (contenders.py) a second, as far as it was measured."""
+    """Images a second through efficientnet_lite0 at 224 px (work 1 in contenders.py); None: not
+    measured."""
 
     embedded_per_s: float | None = None
-    """Images a second that a frozen backbone embedded, for all trials together."""
+    """Images a second through the trials' frozen backbone; None: not measured."""
 
     def rate(self, speed: Speed | None) -> float:
         """Images a second that one prediction of the model takes, as far as it was measured."""
@@ -81,9 +82,9 @@ class Forecast:
     ) -> Ending:
         """What the end is expected to take, from what was measured so far.
 
-        start_s: what the cluster's start took. trials: that began. speed: of the leading one; None:
-        no trial has reported yet. refit: that of one. fewest: if as few images judge the model as
-        may.
+        start_s: what the cluster's start took. trials: how many began. speed: of the leading trial;
+        None: none has reported yet. refit: the model is a refit. fewest: as few images judge the
+        model as may.
         """
         rate = self.rate(speed)
         # An ensemble's other networks have views of their own. They are as many as trials have

@@ -158,10 +158,6 @@ class Ledger:
             return None
         return budget.usable(self.budget_s) - self.spent_s - ending_s
 
-    def left_for_trials_s(self, trials: int) -> float:
-        """What a training has of `left_s` if so many begin now and all end with it."""
-        return budget.clocked_s(self.left_s(trials, None) or 0.0)
-
     def left_for_heads_s(self, images_per_s: float) -> float | None:
         """`left_s` where the model will be heads on one frozen backbone: without shifted copies.
 

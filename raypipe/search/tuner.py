@@ -32,6 +32,7 @@ from raypipe.config import dump, key_of, replace, save
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.registry.packing import require_packable
 from raypipe.search import (
+    budget,
     feasible,
     finished,
     first_answer,
@@ -234,8 +235,8 @@ def _search_into(
     by_clock = None
     if space.by_clock:
         # Not a value of the trials: their names, and who trains the winner again, know no clock.
-        timed = replace(job, {"train.anneal_s": ledger.left_for_trials_s(total)})
         left_s = ledger.left_s(total, None) or 0.0
+        timed = replace(job, {"train.anneal_s": budget.clocked_s(left_s)})
         by_clock = ByClock(total, time.time() + left_s)
 
     # Who chooses the values, and who ends trials early.
