@@ -16,6 +16,7 @@ package at least.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,12 @@ import pandas as pd
 from mlflow.exceptions import MlflowException
 from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel
+
+# Beside the stored copy of this file lies raypipe, one zip: see mlflow_model.py. A raypipe that is
+# imported already stays.
+_RAYPIPE = Path(__file__).with_name("code") / "raypipe.zip"
+if _RAYPIPE.is_file():
+    sys.path.insert(0, str(_RAYPIPE))
 
 from raypipe.errors import DataError, RaypipeError
 from raypipe.registry.answers import Ask, table

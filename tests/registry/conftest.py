@@ -11,7 +11,7 @@ import torch
 
 from raypipe.config import RunConfig
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import mlflow_model, packing
+from raypipe.registry import packing
 from raypipe.registry.package import Package, Reference
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
@@ -73,14 +73,3 @@ def address(
         return
     with stores.address(request.param, tmp_path_factory.mktemp("mlflow")) as address:
         yield address
-
-
-@pytest.fixture
-def little_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is registered has one file of code, for tests that do not load it by MLflow: a server
-    takes files one by one, fifty a second.
-    """
-    code = tmp_path / "code" / "raypipe"
-    code.mkdir(parents=True)
-    (code / "__init__.py").touch()
-    monkeypatch.setattr(mlflow_model, "CODE", code)

@@ -15,7 +15,7 @@ from raypipe.registry.store import Store
 
 
 @pytest.fixture
-def made(shared_store: Store, built: Package, little_code: None) -> tuple[Store, ModelVersion]:
+def made(shared_store: Store, built: Package) -> tuple[Store, ModelVersion]:
     store = replace(shared_store, model="files that are gone")
     with runs.run(store, "gone", "train", {}, None) as run_id:
         pass

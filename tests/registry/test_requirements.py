@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import venv
+import zipfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -75,6 +77,22 @@ def test_another_providers_library_is_required(
     except PackageNotFoundError:
         monkeypatch.setattr("importlib.metadata.version", lambda name: "1.2.3")
     assert library in [r.partition("==")[0] for r in mlflow_model.requirements(name)]
+
+
+def test_the_same_code_is_the_same_zip_also_where_files_have_no_date(tmp_path: Path) -> None:
+    code = tmp_path / "mine"
+    (code / "__pycache__").mkdir(parents=True)
+    (code / "__pycache__" / "two.pyc").touch()
+    for name, date in (("two.py", 0), ("one.html", 2**31)):
+        (code / name).write_text(name)
+        os.utime(code / name, (date, date))
+    made = []
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        folder.mkdir()
+        made.append(mlflow_model._zipped(code, folder).read_bytes())
+        os.utime(code / "two.py")
+    assert made[0] == made[1]
+    assert zipfile.ZipFile(io.BytesIO(made[0])).namelist() == ["mine/one.html", "mine/two.py"]
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "")
 
 
-@pytest.mark.usefixtures("notebook", "little_code")
+@pytest.mark.usefixtures("notebook")
 def test_an_active_run_and_its_experiment_are_no_obstacle(
     shared_store: Store, built: Package
 ) -> None:

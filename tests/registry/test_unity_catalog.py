@@ -54,7 +54,6 @@ def register(store: Store, built: Package, key: str, **tags: str) -> promote.Mod
     return promote.register(store, run_id, built.folder, key, tags)
 
 
-@pytest.mark.usefixtures("little_code")
 def test_a_package_goes_there_and_back(
     store: Store, built: Package, double: Double, textured: Callable[..., bytes]
 ) -> None:
@@ -81,7 +80,6 @@ def test_a_package_goes_there_and_back(
     )
 
 
-@pytest.mark.usefixtures("little_code")
 def test_a_package_that_was_swapped_is_refused(
     store: Store, built: Package, double: Double
 ) -> None:
@@ -103,7 +101,6 @@ def test_a_package_that_was_swapped_is_refused(
         promote.fetch(store, made)
 
 
-@pytest.mark.usefixtures("little_code")
 def test_a_version_whose_writer_died_is_none(store: Store, built: Package, double: Double) -> None:
     """Unity Catalog has a version before its files, with the tags of a package that is none."""
     given = {"model": store.model, "package": str(built.folder), "sql": store.address}
@@ -138,7 +135,6 @@ def test_a_version_whose_writer_died_is_none(store: Store, built: Package, doubl
     assert promote.fetch(store, again).seal == built.seal
 
 
-@pytest.mark.usefixtures("little_code")
 def test_all_versions_are_found_page_by_page(
     store: Store, built: Package, double: Double, tmp_path: Path
 ) -> None:
