@@ -19,7 +19,7 @@ from raypipe.registry.package import Reference
 from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.watch import by_image, check, evidence_row
 from raypipe.watch.detect import DriftConfig, DriftReport, detect
-from raypipe.watch.pictures import Batch
+from raypipe.watch.predicted import Batch
 from raypipe.watch.settings import WatchConfig
 from raypipe.watch.sides import Seen
 
