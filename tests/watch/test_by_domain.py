@@ -17,7 +17,7 @@ from raypipe.config import validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.registry.package import Reference
 from raypipe.tables.table import ImageTable, TableConfig
-from raypipe.watch import by_image, check, evidence_row
+from raypipe.watch import by_image, evidence_row, examination
 from raypipe.watch.detect import DriftConfig, DriftReport, detect
 from raypipe.watch.predicted import Batch
 from raypipe.watch.settings import WatchConfig
@@ -165,7 +165,7 @@ def test_a_column_that_was_named_after_the_champion_is_told_to_have_no_effect() 
 
     def notes(registry: dict[str, str], **watch: str) -> list[str]:
         package: Any = SimpleNamespace(info={"config": {"registry": registry}})
-        return check._not_compared(package, reference, mine, validate(WatchConfig, watch))
+        return examination._not_compared(package, reference, mine, validate(WatchConfig, watch))
 
     (said,) = notes({}, group="module")
     assert "watch.group=module has no effect" in said
