@@ -17,6 +17,7 @@ from raypipe.config import validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.registry.package import Reference
 from raypipe.tables.table import ImageTable, TableConfig
+from raypipe.tables.table import TableVersion
 from raypipe.watch import by_image, evidence_row, examination
 from raypipe.watch.detect import DriftConfig, DriftReport, detect
 from raypipe.watch.predicted import Batch
@@ -125,8 +126,8 @@ def test_the_parts_come_back_from_the_table_of_evidence() -> None:
     assert replace(found, parts=()) != found
 
 
-def _version() -> check.TableVersion:
-    return check.TableVersion("/night", 4)
+def _version() -> TableVersion:
+    return TableVersion("/night", 4)
 
 
 def test_the_groups_of_a_batch_are_read_from_its_table(tmp_path: Path) -> None:
