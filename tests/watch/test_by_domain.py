@@ -16,8 +16,7 @@ from deltalake import write_deltalake
 from raypipe.config import validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.registry.package import Reference
-from raypipe.tables.table import ImageTable, TableConfig
-from raypipe.tables.table import TableVersion
+from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.watch import by_image, evidence_row, examination
 from raypipe.watch.detect import DriftConfig, DriftReport, detect
 from raypipe.watch.predicted import Batch
