@@ -16,9 +16,10 @@ from raypipe.search.result import SearchResult
 from raypipe.tables import scan, verdicts
 from raypipe.tables.clean import CleanResult
 from raypipe.tables.table import ImageTable, TableConfig
-from raypipe.watch.check import CheckResult, read_batch
+from raypipe.watch.check import CheckResult
 from raypipe.watch.evidence_row import now
 from raypipe.watch.pictures import picture_of
+from raypipe.watch.predicted import read_batch
 from raypipe.watch.retrained import RetrainResult
 
 SHOWN = 12  # verdicts of cleaning with a picture

@@ -13,7 +13,7 @@ from raypipe.errors import DataError
 from raypipe.registry.package import Package, Reference
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, TableConfig
-from raypipe.watch.pictures import Batch
+from raypipe.watch.predicted import Batch
 
 
 def groups(

@@ -10,59 +10,41 @@ settings): the same check twice is one row. A check needs no labels; those that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from raypipe import report
 from raypipe.config import RunConfig, key_of
 from raypipe.errors import DataError, Unreachable
 from raypipe.files import in_name
-from raypipe.images.measure import SEEN
-from raypipe.models.tasks import NUMERIC
 from raypipe.registry import made_by, promote, runs
-from raypipe.registry.package import Package, Reference
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
 from raypipe.serve import batch
 from raypipe.serve.batch import Brought, Calls, PredictConfig
-from raypipe.tables import between
 from raypipe.tables.commits import rows_named, rows_once
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
-from raypipe.watch import (
-    ask,
-    by_domain,
-    by_image,
-    feedback,
-    feedback_rows,
-    projection,
-    promise,
-    records,
-    severity,
-    spans,
-)
-from raypipe.watch.detect import DriftConfig, DriftReport, detect
+from raypipe.watch import ask, by_image, feedback, feedback_rows, projection, promise, severity
+from raypipe.watch.detect import DriftConfig, DriftReport
 from raypipe.watch.evidence_row import FORMAT, ROW, as_row, now, of_row
-from raypipe.watch.feedback_rows import Came, Champion
-from raypipe.watch.pictures import Batch, picture_of
-from raypipe.watch.power import Known
+from raypipe.watch.examination import Examination, labels_of
+from raypipe.watch.feedback_rows import Champion
+from raypipe.watch.pictures import picture_of
+from raypipe.watch.predicted import read_batch
 from raypipe.watch.settings import WatchConfig
-from raypipe.watch.sides import Seen
 from raypipe.watch.window_log import Entry
 from raypipe.watch.windows import Waiting, Window, Windows
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """A drift report and what it is about. `predictions` (place, key) of the batch: read_batch
-    finds them.
+    """A drift report and what it is about. `predictions` (place, key) of the batch:
+    predicted.read_batch finds them.
     """
 
     name: str
@@ -102,8 +84,16 @@ def check_window(
         say(f"Nothing came since {window}: it is looked at again")
     try:
         done = check(
-            *(store, run, batch_table, watch.name, predict, drift, None, progress, window, watch),
-            windows.log.entries,
+            store,
+            run,
+            batch_table,
+            watch.name,
+            predict,
+            drift,
+            progress=progress,
+            window=window,
+            watch=watch,
+            log=windows.log.entries,
         )
     except Unreachable:
         raise
@@ -140,88 +130,26 @@ def check(
     model = model or promote.require_champion(store)
     watch = watch or WatchConfig()
     predicted = _predict(store, run, batch_table, predict, model, window, Calls(progress))
-    about: tuple[str | None, ...] = (predicted.key,)
-    # Of a window by its number: a vacuum may leave other files to read the same images from.
-    if window is not None and window.rows is not None:
-        about = (window.key, str(model), model.seal)
-    key = key_of("evidence", FORMAT, *about, drift, run.seed)
     looked_at = predicted.key if window is None else window.key
+    key = _key(run, watch, drift, name, predicted, model, window)
     alpha = promise.level(run, watch, looked_at, str(model))
-    if watch.horizon is not None:
-        key = key_of(key, watch.horizon)
-    if watch.arrived is not None and "online" in (drift.detectors or ()):
-        key = key_of(key, watch.arrived)
-    key = _named(run, watch, key, name)
     package = promote.fetch(store, model)
     options = batch_table.storage_options
     mine = read_batch(predicted.version, predicted.uri, predicted.key, options)
-    reference = package.reference()
-
     champion = Champion(package, str(model), model.seal)
-
-    @cache
-    def checks() -> Sequence[Mapping[str, Any]]:
-        return records.checks(run, watch).rows
-
-    @cache
-    def gathered() -> Came | None:
-        number = window.number if window is not None else 0
-        rows = checks() if number and log else []
-        before = feedback_rows.before(log, rows, champion, number, watch.feedback)
-        return feedback_rows.gather(run, watch, name, champion, batch_table, mine, before)
+    examination = Examination(run, watch, drift, name, champion, batch_table, mine, window, log)
 
     def made() -> pa.Table:
-        def with_groups(one: Batch) -> Batch:
-            return replace(one, groups=by_image.groups(package, reference, batch_table, one))
-
-        def earlier(entry: Entry) -> Batch:
-            """An earlier window, with the groups that its images had: they may have left the table,
-            or it may have given their ids to others. Raises DataError where nobody knows them."""
-            one = read_batch(mine.version, entry.predictions, entry.prediction, options)
-            if grouped.groups is None:
-                return one
-            table = ImageTable.open(batch_table)
-            then = table.pin(entry.version)
-            one = with_groups(replace(one, version=then))
-            # A table that was restored from a backup has the number again, with other rows.
-            same = between.state(table, then, batch_table.where) == entry.state
-            if one.groups is None or not same:
-                raise DataError(f"{then} does not say the groups of the images of {entry.window}")
-            return one
-
-        grouped = with_groups(mine)
-        ours = known(package, reference).seen
-
-        def tested(one: Batch) -> Callable[[DriftConfig], DriftReport]:
-            theirs = Seen(
-                _labels(package, one.scores_NC),
-                one.looks_NK,
-                groups=one.groups,
-                arrived_N=by_image.arrived(watch.arrived, batch_table, one),
-            )
-            embeddings = (reference.features_ND, one.features_ND)
-            scores = (reference.scores_NC, one.scores_NC)
-            return lambda cfg: detect(*embeddings, *scores, cfg, run.seed, ours, theirs)
-
-        of_spans = {}
-        wanted = watch.horizon.spans if watch.horizon is not None else ()
-        if wanted and window is not None and window.number:
-            by = (str(model), model.seal)
-            before = spans.earlier(log, checks(), *by, window.number, max(wanted) - 1)
-            of_spans = spans.together(grouped, before, earlier, wanted, drift.max_rows)
-        each = {count: tested(one) for count, one in of_spans.items()}
-        came = gathered()
-        says = came.says if came else feedback.NOTHING
-        found = promise.over_spans(drift, alpha, tested(grouped), each, says.found)
-        # Of a package that was tampered with nothing is said: it raises.
-        cost = severity.severity(package.severity(), mine.scores_NC, mine.features_ND, run.seed)
-        left_out = _not_compared(package, reference, grouped, watch)
-        notes = (*found.notes, *left_out, *says.notes)
-        found = replace(found, severity=cost, feedback=says, notes=notes)
-        is_promised = watch.horizon is not None
         row = as_row(
-            *(key, name, str(model), predicted.version, found, window, is_promised, looked_at),
-            model.seal,
+            key,
+            name,
+            str(model),
+            predicted.version,
+            examination.report(alpha),
+            window,
+            promised=watch.horizon is not None,
+            about=looked_at,
+            seal=model.seal,
         )
         return pa.Table.from_pylist([row], ROW)
 
@@ -232,39 +160,45 @@ def check(
     found = of_row(stored.to_pylist()[0])
     # After the evidence: a check that is killed in between comes here when it is made again.
     if found.feedback.labelled:
-        feedback_rows.keep(run, watch, looked_at, name, champion, gathered)
+        feedback_rows.keep(run, watch, looked_at, name, champion, lambda: examination.labels)
+
+    params = {"drift": drift.model_dump(mode="json"), "model": str(model)}
+    params |= {"drift.engine": found.engine, "drift.notes": "; ".join(found.notes)}
 
     def log_metrics(run_id: str) -> None:
         runs.log_metrics(store, run_id, _metrics(found))
 
-    params = {"drift": drift.model_dump(mode="json"), "model": str(model)}
-    params |= {"drift.engine": found.engine, "drift.notes": "; ".join(found.notes)}
     runs.once(store, key, f"drift {name}", params, predicted.version, log_metrics)
-
-    # The page is drawn again each time: it is not evidence, and may have been deleted.
-    compared = f"{_looked_at(predicted.version, window)} against the reference of {model}"
-    header = report.Header(
-        f"Drift check: {name}", compared, key, now(), _facts(model, predicted.version, found)
-    )
-    picture = picture_of(found, name, package, mine, ImageTable.open(batch_table))
-    page = report.Page(header, checks=(picture,))
-    path = report.write(page, run.path / "reports" / f"drift-{in_name(name)}-{key}.html")
-    to_label = ""
-    if found.is_drift and watch.ask:
-        to_label = str(path.with_name(f"to-label-{key}.csv"))
-        paths = None
-        # It only helps to find the picture.
-        with suppress(DataError):
-            paths = by_image.paths(batch_table, mine)
-        file = Path(to_label)
-        asked = _ask(file, package, reference, mine, watch.ask, drift.max_rows, run.seed, paths)
-        feedback_rows.keep_asked(run, watch, key, name, asked, len(mine.ids))
+    page = _draw(examination, found, key, model)
+    to_label = _ask(examination, page, key) if found.is_drift and watch.ask else ""
     predictions = (predicted.uri, predicted.key)
     return CheckResult(
-        *(name, str(model), predicted.version, found, str(path), predictions, key, window),
+        *(name, str(model), predicted.version, found, str(page), predictions, key, window),
         to_label,
         model.seal,
     )
+
+
+def _key(
+    run: RunConfig,
+    watch: WatchConfig,
+    drift: DriftConfig,
+    name: str,
+    predicted: Brought,
+    model: ModelVersion,
+    window: Window | None,
+) -> str:
+    """The key of this check's evidence: the same images, model and settings have the same one."""
+    about: tuple[str | None, ...] = (predicted.key,)
+    # Of a window by its number: a vacuum may leave other files to read the same images from.
+    if window is not None and window.rows is not None:
+        about = (window.key, str(model), model.seal)
+    key = key_of("evidence", FORMAT, *about, drift, run.seed)
+    if watch.horizon is not None:
+        key = key_of(key, watch.horizon)
+    if watch.arrived is not None and "online" in (drift.detectors or ()):
+        key = key_of(key, watch.arrived)
+    return _named(run, watch, key, name)
 
 
 def _named(run: RunConfig, watch: WatchConfig, key: str, name: str) -> str:
@@ -276,38 +210,39 @@ def _named(run: RunConfig, watch: WatchConfig, key: str, name: str) -> str:
     return key if not names or name in names else key_of(key, name)
 
 
-def _ask(
-    file: Path,
-    package: Package,
-    reference: Reference,
-    mine: Batch,
-    most: int,
-    max_rows: int,
-    seed: int,
-    paths: Sequence[str | None] | None,
-) -> list[tuple[str | None, str]]:
-    """Write down which images are most worth a label; (id, sha256) of each."""
+def _draw(of: Examination, found: DriftReport, key: str, model: ModelVersion) -> Path:
+    """Write the check's page. It is no evidence, and may have been deleted: each call draws it."""
+    compared = f"{_looked_at(of.mine.version, of.window)} against the reference of {model}"
+    header = report.Header(
+        f"Drift check: {of.name}", compared, key, now(), _facts(model, of.mine.version, found)
+    )
+    table = ImageTable.open(of.source)
+    picture = picture_of(found, of.name, of.champion.package, of.mine, table)
+    page = report.Page(header, checks=(picture,))
+    return report.write(page, of.run.path / "reports" / f"drift-{in_name(of.name)}-{key}.html")
+
+
+def _ask(of: Examination, page: Path, key: str) -> str:
+    """Write down which images are most worth a label, beside the page; returns the CSV."""
+    package, mine, seed = of.champion.package, of.mine, of.run.seed
     rng = np.random.default_rng(seed)
-    known_ND = projection.subsample(reference.features_ND, max_rows, rng)
+    known_ND = projection.subsample(of.reference.features_ND, of.drift.max_rows, rng)
     distance_N = projection.unusual(known_ND, mine.features_ND)
     # The scores of a numeric task are no classes.
-    classes = _labels(package, mine.scores_NC)
+    classes = labels_of(package, mine.scores_NC)
     scores_NC = mine.scores_NC[:, :1] if classes is None else mine.scores_NC
+    most = of.watch.ask
     asked = ask.worth_a_label(scores_NC, distance_N, mine.sha256, most, mine.features_ND, seed)
     labels = classes or [""] * len(mine.ids)
+    paths = None
+    # It only helps to find the picture.
+    with suppress(DataError):
+        paths = by_image.paths(of.source, mine)
+    file = page.with_name(f"to-label-{key}.csv")
     ask.write(file, asked, mine.ids, mine.sha256, labels, scores_NC, distance_N, paths)
-    return [(mine.ids[row], mine.sha256[row]) for row in asked]
-
-
-def known(package: Package, reference: Reference) -> Known:
-    """The reference of a champion's package, as detectors see it."""
-    seen = Seen(
-        _labels(package, reference.scores_NC),
-        reference.looks_NK,
-        by_domain.names(reference.domains, reference.features_ND),
-        reference.groups,
-    )
-    return Known(reference.features_ND, reference.scores_NC, seen)
+    images = [(mine.ids[row], mine.sha256[row]) for row in asked]
+    feedback_rows.keep_asked(of.run, of.watch, key, of.name, images, len(mine.ids))
+    return str(file)
 
 
 def _predict(
@@ -346,62 +281,6 @@ def _facts(
         *((("Labels that came", str(found.feedback)),) if str(found.feedback) else ()),
         *(("Drift tests", note) for note in found.notes),
     )
-
-
-def _labels(package: Package, scores_NC: np.ndarray) -> list[str] | None:
-    """The predicted classes; None of a model that predicts numbers."""
-    return None if package.task.kind in NUMERIC else package.task.predictions(scores_NC)
-
-
-def _not_compared(
-    package: Package, reference: Reference, mine: Batch, watch: WatchConfig
-) -> list[str]:
-    """What of the batch or of its reference the tests could not take, for people."""
-    notes = []
-    kept = package.info.get("config", {}).get("registry", {})
-    for name in ("domain", "group"):
-        asked = getattr(watch, name)
-        # A champion keeps what was named when it was registered.
-        if asked and not kept.get(name):
-            notes.append(
-                f"watch.{name}={asked} has no effect: the champion was registered without it. The "
-                "command that trained it, with this setting, registers a version that has it"
-            )
-    if mine.broken:
-        of = mine.broken + len(mine.ids)
-        notes.append(f"{mine.broken} of {of} images have no prediction (broken): they are left out")
-    if reference.groups is not None and mine.groups is None:
-        column = package.info["config"].get("registry", {}).get("group")
-        notes.append(
-            f"the reference has groups by {column!r}, and the batch's table has no such column: "
-            "its images are taken for independent, so neighbours of one group may look like drift"
-        )
-    return notes
-
-
-def read_batch(
-    version: TableVersion, uri: str, key: str, storage_options: dict[str, str] | None = None
-) -> Batch:
-    """The rows of one prediction; batch.predict returns its key.
-
-    They are in the order of ids and hashes, which is the same whenever they are read. Images that
-    do not decode have no features, and are left out.
-    """
-    columns = ["image_id", "sha256", "embedding", "scores", "error", *SEEN]
-    rows = batch.read_rows(uri, key, columns, storage_options)
-    predicted = len(rows)
-    rows = rows.filter(pc.is_null(rows["error"])) if len(rows) else rows
-    if not len(rows):
-        raise DataError(
-            f"No image of {version} decodes, so there is nothing to compare",
-            fix="raypipe clean finds such images and tags a version without them",
-        )
-    rows = rows.sort_by([("image_id", "ascending"), ("sha256", "ascending")])
-    features, scores = (np.stack(rows[name].to_numpy()) for name in ("embedding", "scores"))
-    # A look that is not known is null there, and NaN here.
-    looks_NK = np.stack([rows[name].cast(pa.float32()).to_numpy() for name in SEEN], axis=1)
-    ids, hashes = rows["image_id"].to_pylist(), rows["sha256"].to_pylist()
-    return Batch(version, ids, hashes, features, scores, looks_NK, predicted - len(rows))
 
 
 def _metrics(found: DriftReport) -> dict[str, float]:

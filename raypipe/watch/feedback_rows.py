@@ -40,7 +40,7 @@ from raypipe.watch.chosen import Seen
 from raypipe.watch.error_tests import LEAST
 from raypipe.watch.evidence_row import now
 from raypipe.watch.feedback import Feedback
-from raypipe.watch.pictures import Batch
+from raypipe.watch.predicted import Batch
 from raypipe.watch.settings import WatchConfig
 from raypipe.watch.window_log import Entry
 

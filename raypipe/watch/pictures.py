@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,26 +15,9 @@ from raypipe.registry.package import Package
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.watch.detect import DriftReport
+from raypipe.watch.predicted import Batch
 
 MOST_UNDER_ONE_ID = 64  # images looked at to find the one that the report shows
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A predicted batch. Row i of the arrays is the image ids[i] with the hash sha256[i].
-
-    looks_NK: the columns of `measure.SEEN`; None: not read. broken: images of the batch without a
-    prediction, which are not here. groups: of each image, "" where it has none; None: not known.
-    """
-
-    version: TableVersion
-    ids: list[str | None]
-    sha256: list[str]
-    features_ND: np.ndarray
-    scores_NC: np.ndarray
-    looks_NK: np.ndarray | None = None
-    broken: int = 0
-    groups: list[str] | None = None
 
 
 def picture_of(

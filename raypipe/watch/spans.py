@@ -37,7 +37,7 @@ import numpy as np
 
 from raypipe.errors import DataError, Unreachable
 from raypipe.watch.detect import DriftReport
-from raypipe.watch.pictures import Batch
+from raypipe.watch.predicted import Batch
 from raypipe.watch.window_log import Entry
 
 

@@ -25,7 +25,7 @@ from raypipe.tables.ingest import ingest as ingest_images
 from raypipe.tables.ingest import understand
 from raypipe.tables.table import ImageTable
 from raypipe.train.spark_place import refuse
-from raypipe.watch import around, calls, events, sinks
+from raypipe.watch import around, calls, events, examination, sinks
 from raypipe.watch import check as drift_check
 from raypipe.watch import retrain as loop
 from raypipe.watch.check import CheckResult
@@ -143,7 +143,7 @@ def power(job: Job, show: Show) -> Powered:
     if job.drift.needs_sidecar:
         connect(job.cluster)
     package = promote.fetch(store, champion)
-    known = drift_check.known(package, package.reference())
+    known = examination.known(package, package.reference())
     with show.progress(f"Windows of the reference of {champion}", "windows") as tick:
         return Powered(measure(known, job.drift, job.watch.power, job.run.seed, tick), champion)
 

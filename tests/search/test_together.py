@@ -45,7 +45,7 @@ from raypipe.train.parallel.snapshot import Piece, Snapshot
 from raypipe.train.publish import publish
 from raypipe.train.trainer import Plan
 from raypipe.train.worker import Data, Prepared, validate
-from raypipe.watch import check as drift_check
+from raypipe.watch import examination
 from tests.searching import search
 
 CFG = SearchConfig(ensemble=2)
@@ -164,7 +164,7 @@ def test_it_is_one_package_like_any_other(
     rows = [hashes.index(image_id) for image_id in reference.ids]
     np.testing.assert_allclose(reference.scores_NC, predictions.scores_NC[rows], atol=1e-4)
     np.testing.assert_allclose(reference.features_ND, predictions.features_ND[rows], atol=1e-3)
-    drift_check.known(package, reference)
+    examination.known(package, reference)
     card = package.files["card.md"].decode()
     assert "the weighted mean of 2 models" in card and "trial-6" in card and "48 x 48 px" in card
 

@@ -34,9 +34,10 @@ from raypipe.train import trainer, unseen
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.publish import publish
 from raypipe.watch import records
-from raypipe.watch.check import check, read_batch
+from raypipe.watch.check import check
 from raypipe.watch.detect import DriftConfig, DriftReport
 from raypipe.watch.pictures import images_of, picture_of
+from raypipe.watch.predicted import read_batch
 from raypipe.watch.settings import WatchConfig
 from raypipe.work.results.watching import Drifted
 

@@ -16,10 +16,10 @@ from deltalake import write_deltalake
 from raypipe.config import validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.registry.package import Reference
-from raypipe.tables.table import ImageTable, TableConfig
-from raypipe.watch import by_image, check, evidence_row
+from raypipe.tables.table import ImageTable, TableConfig, TableVersion
+from raypipe.watch import by_image, evidence_row, examination
 from raypipe.watch.detect import DriftConfig, DriftReport, detect
-from raypipe.watch.pictures import Batch
+from raypipe.watch.predicted import Batch
 from raypipe.watch.settings import WatchConfig
 from raypipe.watch.sides import Seen
 
@@ -125,8 +125,8 @@ def test_the_parts_come_back_from_the_table_of_evidence() -> None:
     assert replace(found, parts=()) != found
 
 
-def _version() -> check.TableVersion:
-    return check.TableVersion("/night", 4)
+def _version() -> TableVersion:
+    return TableVersion("/night", 4)
 
 
 def test_the_groups_of_a_batch_are_read_from_its_table(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_column_that_was_named_after_the_champion_is_told_to_have_no_effect() 
 
     def notes(registry: dict[str, str], **watch: str) -> list[str]:
         package: Any = SimpleNamespace(info={"config": {"registry": registry}})
-        return check._not_compared(package, reference, mine, validate(WatchConfig, watch))
+        return examination._not_compared(package, reference, mine, validate(WatchConfig, watch))
 
     (said,) = notes({}, group="module")
     assert "watch.group=module has no effect" in said

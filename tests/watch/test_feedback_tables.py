@@ -28,7 +28,7 @@ from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.watch import feedback, feedback_rows
 from raypipe.watch.chosen import Seen
 from raypipe.watch.feedback_rows import Came, Champion
-from raypipe.watch.pictures import Batch
+from raypipe.watch.predicted import Batch
 from raypipe.watch.settings import WatchConfig
 from tests.conftest import encode, striped
 

@@ -20,7 +20,7 @@ from raypipe.registry.store import open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.serve.batch import PredictConfig
 from raypipe.tables.table import Columns, TableConfig
-from raypipe.watch import check
+from raypipe.watch import check, examination
 from raypipe.watch.detect import DriftConfig
 from raypipe.watch.windows import Waiting
 from tests.serve.conftest import CFG, CLASSES, Registered, registered
@@ -155,13 +155,13 @@ def test_images_that_left_the_table_keep_their_groups_in_a_span(
     groups = tuple(f"g{n // 2}" for n in range(60))
     champion(nights, registered.package.model, tmp_path / "grouped", groups)
     seen: list[list[str]] = []
-    real = check.detect
+    real = examination.detect
 
     def detect(*args: Any) -> Any:
         seen.append(list(args[7].groups))
         return real(*args)
 
-    monkeypatch.setattr(check, "detect", detect)
+    monkeypatch.setattr(examination, "detect", detect)
 
     def staged(number: int, vacuum: bool = False) -> list[list[str]]:
         """A table that holds one night, and names its images anew each time."""

@@ -17,7 +17,7 @@ from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.watch import by_image, check, engine, power
 from raypipe.watch.detect import DriftConfig, DriftReport, detect
 from raypipe.watch.online import Scan, scan
-from raypipe.watch.pictures import Batch
+from raypipe.watch.predicted import Batch
 from raypipe.watch.projection import median_width
 from raypipe.watch.sides import Seen
 

@@ -21,7 +21,7 @@ from raypipe.tables.table import TableConfig, TableVersion, append
 from raypipe.watch import check, promise, records, spans
 from raypipe.watch.check import CheckResult
 from raypipe.watch.detect import DriftConfig, DriftReport, detect
-from raypipe.watch.pictures import Batch
+from raypipe.watch.predicted import Batch
 from raypipe.watch.settings import WatchConfig
 from raypipe.watch.window_log import Entry
 from tests.serve.conftest import CFG, CLASSES, Registered, registered
