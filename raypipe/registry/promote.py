@@ -20,7 +20,7 @@ from urllib.parse import urlparse
 from raypipe.errors import DataError, RaypipeError, one_line
 from raypipe.files import file_lock
 from raypipe.models.tasks import Task
-from raypipe.registry import catalog, follow, mlflow_model, of_task, patience
+from raypipe.registry import catalog, follow, mlflow_model, moves, of_task, patience
 from raypipe.registry.follow import Held
 from raypipe.registry.moves import History, Why
 from raypipe.registry.package import Package
@@ -193,6 +193,15 @@ def champion(store: Store) -> ModelVersion | None:
     """
     entity = follow.held(store).entity
     return None if entity is None else _model_version(entity)
+
+
+def had_champion(store: Store) -> bool:
+    """Has the alias ever named a version? By the moves, or, where their table is a new one, by the
+    tag that an applied move has left on its version."""
+    tag = follow.APPLIED + store.alias
+    if moves.read(store).used():
+        return True
+    return any(tag in catalog.read(entity.tags) for entity in _entities(store))
 
 
 def require_champion(store: Store) -> ModelVersion:

@@ -28,6 +28,7 @@ from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.watch import retrained
 from raypipe.watch.decide import Decision
+from raypipe.work import training
 from tests import forked
 from tests.registry import handmade, mover, stores
 from tests.registry.conftest import small_package
@@ -217,6 +218,28 @@ def test_a_move_by_hand_in_mlflow_is_recorded_and_stays(
     assert promote.champion(store) is None and told(store)[-1] == (3, None, "by hand")
     move(store, 2)
     assert alias(store) == 2
+
+
+@stores.sqlite_first
+@pytest.mark.parametrize("how", ["alias", "version", "alias, and the table of moves"])
+def test_where_a_champion_was_taken_away_the_next_model_is_not_the_first(
+    place: Place, how: str
+) -> None:
+    """The next `raypipe train` made its model champion, and nobody had compared it."""
+    store = place.open()
+    second, third = (promote.require_version(store, number, "") for number in (2, 3))
+    blue = dataclasses.replace(store, alias="blue")
+    assert training.crown_first(store, second) == second == training.crown_first(store, third)
+    if how == "version":
+        store.client.delete_model_version(store.model, "2")
+    else:
+        store.client.delete_registered_model_alias(store.model, "champion")
+    if how.endswith("moves"):
+        shutil.rmtree(place.moves)
+    assert training.crown_first(store, third) is None and promote.champion(store) is None
+    assert training.crown_first(blue, third) == third, "an alias of its own has its own first one"
+    move(store, 3)
+    assert training.crown_first(store, promote.require_version(store, 4, "")) == third
 
 
 @stores.sqlite_first
