@@ -43,7 +43,8 @@ def worth_a_label(
 ) -> list[int]:
     """Rows of the images to label, most valuable first, at most `most`.
 
-    scores_NC: of classes; of one column (a number) novelty alone counts. distance_N: to the nearest
+    scores_NC: of classes; of tags see least_sure_tag; of one column (a number) novelty alone
+    counts. distance_N: to the nearest
     known images (projection.unusual). sha256: of each image. features_ND: the backbone's; None: the
     most valuable ones are taken, however alike they are.
     """
@@ -125,6 +126,17 @@ def uncertainty(scores_NC: np.ndarray) -> np.ndarray | None:
     best_N2 = np.sort(scores_NC, axis=1)[:, -2:]
     unsure_N: np.ndarray = 1 - (best_N2[:, 1] - best_N2[:, 0])
     return unsure_N
+
+
+def least_sure_tag(scores_NC: np.ndarray) -> np.ndarray:
+    """scores_N2: of each image the tag that the model is least sure of: set, and not set.
+
+    Several tags may be set, or none. By the two best ones, an image with two certain tags would be
+    the least certain of all.
+    """
+    place_N = np.abs(scores_NC - 0.5).argmin(axis=1)
+    set_N = np.take_along_axis(scores_NC, place_N[:, None], axis=1)[:, 0]
+    return np.stack([set_N, 1 - set_N], axis=1)
 
 
 def write(

@@ -293,6 +293,8 @@ def _ask(
     # The scores of a numeric task are no classes.
     classes = _labels(package, mine.scores_NC)
     scores_NC = mine.scores_NC[:, :1] if classes is None else mine.scores_NC
+    if package.task.kind == "multi_label":
+        scores_NC = ask.least_sure_tag(scores_NC)
     asked = ask.worth_a_label(scores_NC, distance_N, mine.sha256, most, mine.features_ND, seed)
     labels = classes or [""] * len(mine.ids)
     ask.write(file, asked, mine.ids, mine.sha256, labels, scores_NC, distance_N, paths)

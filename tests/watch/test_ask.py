@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from raypipe.watch import ask
+from raypipe.models.tasks import Task
+from raypipe.registry.package import Reference
+from raypipe.watch import ask, check
 
 SURE, UNSURE = [0.98, 0.01, 0.01], [0.4, 0.35, 0.25]
 
@@ -26,6 +30,23 @@ def test_of_numbers_novelty_alone_counts() -> None:
     numbers_N1 = np.array([[3.0], [9.0], [1.0]])
     assert ask.uncertainty(numbers_N1) is None
     assert ask.worth_a_label(numbers_N1, np.array([1.0, 1.5, 3.0]), list("abc"), 2) == [2, 1]
+
+
+def test_of_tags_the_least_sure_one_counts(tmp_path: Path) -> None:
+    """Of two certain tags the two best were equally likely: the surest images were asked for."""
+    scores_NC = np.array([[0.99, 0.99, 0.01], [0.01, 0.01, 0.01], [0.99, 0.5, 0.01], [0.9, 0.2, 0]])
+    package: Any = SimpleNamespace(task=Task("multi_label", ("crack", "dust", "finger")))
+    alike_ND = np.tile(np.eye(4), (5, 1))
+    reference = Reference(alike_ND, np.zeros((20, 3)), tuple(map(str, range(20))))
+    mine: Any = SimpleNamespace(
+        ids=list("abcd"), sha256=list("abcd"), features_ND=np.eye(4), scores_NC=scores_NC
+    )
+    file = tmp_path / "to-label.csv"
+    asked = check._ask(file, package, reference, mine, 4, 500, 0, None)
+    assert [name for name, _ in asked][:2] == ["c", "d"]
+    rows = {row["image_id"]: row for row in csv.DictReader(file.open())}
+    assert [rows[name]["uncertainty"] for name in "abcd"] == ["0.020", "0.020", "1.000", "0.400"]
+    assert [rows[name]["champion_says"] for name in "abc"] == ["crack|dust", "", "crack|dust"]
 
 
 def test_what_is_no_number_is_asked_for_and_leaves_the_others_their_places() -> None:
