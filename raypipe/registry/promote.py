@@ -389,7 +389,7 @@ def _move(
 def _require_readable(store: Store, version: ModelVersion, why: Why) -> None:
     """Raise Unreadable if the package cannot be had, or is not the one that was registered.
 
-    All of it is read and hashed, and nothing of it is run: 20 MB on this machine's disk take 0.05 s
+    All of it is read and hashed, and nothing of it is run: 20 MB on a disk of this machine take 0.02 s
     (2026-11-27), elsewhere as long as their download. A server that follows the alias could not
     load such a version either, and would say so long after the move.
     """
