@@ -103,19 +103,14 @@ class EnsembleModel(Predictor):
         total = sum(member.weight for member in self.members)
         self.shares = tuple(member.weight / total for member in self.members)
 
-        # Which body each member uses: its own, or that of the first one with the same backbone.
         self.bodies, self.heads = nn.ModuleList(), nn.ModuleList()
-        self.body_of: list[int] = []
-        known: dict[str, int] = {}
+        self.body_of = bodies_of(self.members)
         sides: list[int] = []
-        for member in self.members:
+        for member, number in zip(self.members, self.body_of, strict=True):
             built = ImageModel(member.model.model_copy(update=_BARE), classes)
-            number = known.get(member.shared) if member.shared else None
-            if number is None:
-                number = known[member.shared] = len(self.bodies)
+            if number == len(self.bodies):
                 self.bodies.append(built)
                 sides.append(built.side_px)
-            self.body_of.append(number)
             self.heads.append(built.head)
         # A body's head stands among the heads: else it would be among the weights twice.
         for body in self.bodies:
@@ -199,6 +194,13 @@ class EnsembleModel(Predictor):
         spread = self.heads[0].spread
         assert isinstance(spread, Tensor)
         return float(spread)
+
+
+def bodies_of(members: Sequence[Member]) -> list[int]:
+    """Which body each member uses: its own, or that of the first one with the same backbone."""
+    known: dict[str, int] = {}
+    own = (member.shared or f"#{place}" for place, member in enumerate(members))
+    return [known.setdefault(key, len(known)) for key in own]
 
 
 def logits_of(task: Kind, scores_BC: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ import numpy as np
 import scipy
 
 from raypipe.files import write_atomic
+from raypipe.models.tasks import NUMERIC, Kind
 
 POOL = 20  # times as many as are asked for: the most valuable ones, of which some are drawn
 POWER = 16
@@ -43,9 +44,9 @@ def worth_a_label(
 ) -> list[int]:
     """Rows of the images to label, most valuable first, at most `most`.
 
-    scores_NC: of classes; of one column (a number) novelty alone counts. distance_N: to the nearest
-    known images (projection.unusual). sha256: of each image. features_ND: the backbone's; None: the
-    most valuable ones are taken, however alike they are.
+    scores_NC: as `compared` gives them; of one column (a number) novelty alone counts. distance_N:
+    to the nearest known images (projection.unusual). sha256: of each image. features_ND: the
+    backbone's; None: the most valuable ones are taken, however alike they are.
     """
     value_N = _ranks(distance_N)
     unsure_N = uncertainty(scores_NC)
@@ -125,6 +126,22 @@ def uncertainty(scores_NC: np.ndarray) -> np.ndarray | None:
     best_N2 = np.sort(scores_NC, axis=1)[:, -2:]
     unsure_N: np.ndarray = 1 - (best_N2[:, 1] - best_N2[:, 0])
     return unsure_N
+
+
+def compared(kind: Kind, scores_NC: np.ndarray) -> np.ndarray:
+    """A model's scores as `worth_a_label` takes them: those of two classes or more, or one column.
+
+    The scores of a number are no classes. Of tags it is the one that the model is least sure of:
+    set, and not set. Several tags may be set, or none: by the two best ones, an image with two
+    certain tags would be the least certain of all.
+    """
+    if kind in NUMERIC:
+        return scores_NC[:, :1]
+    if kind != "multi_label":
+        return scores_NC
+    place_N = np.abs(scores_NC - 0.5).argmin(axis=1)
+    set_N = np.take_along_axis(scores_NC, place_N[:, None], axis=1)[:, 0]
+    return np.stack([set_N, 1 - set_N], axis=1)
 
 
 def write(

@@ -228,12 +228,10 @@ def _ask(of: Examination, page: Path, key: str) -> str:
     rng = np.random.default_rng(seed)
     known_ND = projection.subsample(of.reference.features_ND, of.drift.max_rows, rng)
     distance_N = projection.unusual(known_ND, mine.features_ND)
-    # The scores of a numeric task are no classes.
-    classes = labels_of(package, mine.scores_NC)
-    scores_NC = mine.scores_NC[:, :1] if classes is None else mine.scores_NC
+    scores_NC = ask.compared(package.task.kind, mine.scores_NC)
     most = of.watch.ask
     asked = ask.worth_a_label(scores_NC, distance_N, mine.sha256, most, mine.features_ND, seed)
-    labels = classes or [""] * len(mine.ids)
+    labels = labels_of(package, mine.scores_NC) or [""] * len(mine.ids)
     paths = None
     # It only helps to find the picture.
     with suppress(DataError):

@@ -9,15 +9,19 @@ had. That takes seconds, so there is nothing to search.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as with_
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load
+from torch import Tensor
+
 from raypipe.config import replace
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import Pinned
-from raypipe.models.ensemble import Member
+from raypipe.models.ensemble import Member, bodies_of
 from raypipe.models.providers import has_weights, same_options
 from raypipe.models.zoo import ModelConfig
 from raypipe.monitor.monitor import Monitor
@@ -36,12 +40,13 @@ def of_champion(package: Package, first: TrainJob, watch: WatchConfig) -> tuple[
 
     first: the challenger's job, with the settings of the first one. Its solver fits the others,
     too: a package does not say which of them learned by steps. Somebody who says what is drawn
-    wants a search.
+    wants a search. Raises ConfigError for a head whose backbone nobody can find again.
     """
     searched = watch.retrain_samples > 1 and watch.retrain_space is not None
     heads = [one for one in package.members if one.model.mode == "frozen"]
     if searched or first.train.solver == "steps" or len(heads) < len(package.members):
         return ()
+    _require_one_source(package, first.model)
     return package.members
 
 
@@ -64,19 +69,57 @@ def _asked(member: Member, first: ModelConfig) -> dict[str, Any]:
     backbone in place of its name, which alone leads to pretrained weights."""
     model = member.model
     written = model.model_dump()
-    name, options = first.backbone.resolved or ("", {})
-    if model.name == name and same_options(name, model.options, options):
+    if _is_as_first(member, first):
         written |= {"name": first.name, "options": first.options}
     elif not has_weights(model.name):
-        raise ConfigError(
-            "A head of the champion reads another backbone than its first head, and its package "
-            "does not say where the weights of that one come from",
-            got=f"{member.name or 'a head'}: {model.name}, beside {first.name}",
-            rule="A package keeps a provider's backbone by its architecture; for the first head "
-            "its configuration has the name, too",
-            fix="Set watch.retrain_space, which searches around the settings of the first head",
-        )
+        raise _unknown(member, first)
     return written
+
+
+def _is_as_first(member: Member, first: ModelConfig) -> bool:
+    """Has its backbone the architecture of the first head's, which is a provider's?"""
+    name, options = first.backbone.resolved or ("", {})
+    return member.model.name == name and same_options(name, member.model.options, options)
+
+
+def _require_one_source(package: Package, first: ModelConfig) -> None:
+    """Raise ConfigError if a backbone has the architecture of the first one, and other weights.
+
+    Two folders of Hugging Face may have one architecture. At two sides they are two backbones of an
+    ensemble, and the name of the first one would bring its weights to both.
+    """
+    alike = {
+        body: member
+        for member, body in zip(package.members, bodies_of(package.members), strict=True)
+        if _is_as_first(member, first)
+    }
+    if len(alike) < 2:
+        return
+    weights = load(package.files["weights.safetensors"])
+    theirs = {body: _of_body(weights, body) for body in {0, *alike}}
+    for body, member in alike.items():
+        if not _are_equal(theirs[body], theirs[0]):
+            raise _unknown(member, first)
+
+
+def _of_body(weights: Mapping[str, Tensor], body: int) -> dict[str, Tensor]:
+    prefix = f"bodies.{body}."
+    return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+
+
+def _are_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+def _unknown(member: Member, first: ModelConfig) -> ConfigError:
+    return ConfigError(
+        "A head of the champion reads another backbone than its first head, and its package "
+        "does not say where the weights of that one come from",
+        got=f"{member.name or 'a head'}: {member.model.name}, beside {first.name}",
+        rule="A package keeps a provider's backbone by its architecture; for the first head "
+        "its configuration has the name, too",
+        fix="Set watch.retrain_space, which searches around the settings of the first head",
+    )
 
 
 def check(

@@ -77,6 +77,32 @@ class RetrainConfigs:
     clean: CleanConfig = field(default_factory=CleanConfig)
 
 
+@dataclass(frozen=True)
+class Request:
+    """One call of `retrain`: what it is about, and who is told of it."""
+
+    store: Store
+    job: TrainJob
+    cfg: RetrainConfigs
+    checked: CheckResult | None
+    past: Journal
+    say: Callable[[str], None]
+    told: Callable[[str], None]
+    decided: Callable[[Decision], None]
+    monitors: Sequence[Monitor]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A challenger is wanted: against which champion, why, and after how many device hours of
+    earlier ones."""
+
+    champion: ModelVersion
+    package: Package
+    reason: str
+    spent_h: float
+
+
 def retrain(
     store: Store,
     job: TrainJob,
@@ -98,35 +124,26 @@ def retrain(
     options = cfg.watch.storage_options
     past = Journal(cfg.watch.place(job.run, "retrains"), f"{store.model}@{store.alias}", options)
     left = retrained.finish(store, job.run, cfg.watch, past, say, retrained.limits_of(cfg.gate))
-    done = _asked_for(
-        store, job, cfg, checked, champion, past, say, pinned, told, decided, monitors
-    )
+    request = Request(store, job, cfg, checked, past, say, told, decided, monitors)
+    done = _asked_for(request, champion, pinned)
     return done if left is None else replace(done, left=left)
 
 
 def _asked_for(
-    store: Store,
-    job: TrainJob,
-    cfg: RetrainConfigs,
-    checked: CheckResult | None,
-    champion: ModelVersion | None,
-    past: Journal,
-    say: Callable[[str], None],
-    pinned: Pinned | None,
-    told: Callable[[str], None],
-    decided: Callable[[Decision], None],
-    monitors: Sequence[Monitor],
+    request: Request, champion: ModelVersion | None, pinned: Pinned | None
 ) -> RetrainResult:
     """As `retrain`, where nothing is left behind."""
+    store, job, cfg, past, say = request.store, request.job, request.cfg, request.past, request.say
     is_named = champion is not None
     champion = champion or promote.require_champion(store)
-    if checked is not None and not _is_of(checked, champion):
+    if request.checked is not None and not _is_of(request.checked, champion):
         # Somebody has moved the alias since the check: that one's drift says nothing of this one.
-        text = f"{champion} has become champion meanwhile: the check is of {checked.model}"
+        checked = request.checked.model
+        text = f"{champion} has become champion meanwhile: the check is of {checked}"
         if not cfg.watch.force:
             return RetrainResult(champion, None, Decision(False, text), ())
         say(f"{text}, and is not what called for this retrain")
-        checked = None
+        request = replace(request, checked=None)
     package = promote.fetch(store, champion)
     # Both are compared on the same labels, and the challenger would not be promoted.
     of_task.require_same("The challenger", job.model.task, str(champion), package.task.kind)
@@ -134,7 +151,7 @@ def _asked_for(
     # First the decision to train at all. It needs no model, so it comes before anything costly.
     asked = _asked(job, cfg, champion)
     cycle = _cycle(past, _key(job, cfg, champion, pinned), asked, pinned)
-    known = history.checks(job.run, cfg.watch, str(champion), checked, champion.seal)
+    known = history.checks(job.run, cfg.watch, str(champion), request.checked, champion.seal)
     tried = history.tried(past, cycle, cfg.watch, job.run, now())
     wanted = policy.retrain(
         known,
@@ -145,7 +162,7 @@ def _asked_for(
         cfg.watch.force,
     )
     say(wanted.reason)
-    decided(wanted)
+    request.decided(wanted)
     if not wanted.act:
         return RetrainResult(champion, None, wanted, ())
     done = retrained.decided(store, job.run, cfg.watch, past.data(cycle, "ended"))
@@ -158,7 +175,7 @@ def _asked_for(
         say(pause)
         return RetrainResult(champion, None, Decision(False, pause), ())
     count = history.count(cfg.watch, job.run)
-    with hold(past, cycle, say, told, {"checks": count}) as held:
+    with hold(past, cycle, say, request.told, {"checks": count}) as held:
         if isinstance(held, Busy):
             say(f"{held}: this run leaves it to that one")
             return RetrainResult(champion, None, Decision(False, str(held)), ())
@@ -171,21 +188,8 @@ def _asked_for(
         if cfg.watch.clean != "off":
             pinned = _cleaned(job, cfg, champion, pinned, held, say)
         # `asked` is a hash: what called for the challenger is told in words.
-        reason, spent_h = wanted.reason, policy.spent_h(tried, now())
-        return _retrain(
-            store,
-            job,
-            cfg,
-            checked,
-            champion,
-            package,
-            pinned,
-            held,
-            reason,
-            spent_h,
-            say,
-            monitors,
-        )
+        called = Wanted(champion, package, wanted.reason, policy.spent_h(tried, now()))
+        return _retrain(request, called, pinned, held)
 
 
 def _is_of(checked: CheckResult, champion: ModelVersion) -> bool:
@@ -285,21 +289,11 @@ def _cleaned(
     return again
 
 
-def _retrain(
-    store: Store,
-    job: TrainJob,
-    cfg: RetrainConfigs,
-    checked: CheckResult | None,
-    champion: ModelVersion,
-    package: Package,
-    pinned: Pinned,
-    held: Held,
-    reason: str,
-    spent_h: float,
-    say: Callable[[str], None],
-    monitors: Sequence[Monitor],
-) -> RetrainResult:
+def _retrain(request: Request, wanted: Wanted, pinned: Pinned, held: Held) -> RetrainResult:
     """Train a challenger, compare it, and carry out what follows, holding the lease."""
+    store, job, cfg, say = request.store, request.job, request.cfg, request.say
+    champion, package = wanted.champion, wanted.package
+    checked, monitors = request.checked, request.monitors
     labelled = labels.labelled_by_source(job, pinned)
     # A slice of a column that is not there must not cost a training.
     parts_of = limited.rows_of(cfg.gate, job, pinned)
@@ -309,14 +303,14 @@ def _retrain(
         job, cfg.watch, cfg.search.refit, theirs, pinned.version.version, labelled
     )
     first, start = begin(first, cfg.watch, champion, package, pinned, say)
-    why = CalledFor("retrain", reason, champion, _evidence(checked), start=start)
+    why = CalledFor("retrain", wanted.reason, champion, _evidence(checked), start=start)
     members = heads.of_champion(package, first, cfg.watch)
     if members:
         challenger, trained, device_s = challenge.of_heads(
             store, members, cfg.search, first, pinned, say, why, monitors
         )
     elif around.is_search(cfg.watch, cfg.search.refit):
-        search = within_budget(cfg.search, _left_h(cfg.watch, held, spent_h))
+        search = within_budget(cfg.search, _left_h(cfg.watch, held, wanted.spent_h))
         challenger, trained, device_s = challenge.search(
             store, search, cfg.watch, first, pinned, say, why, monitors
         )

@@ -131,7 +131,8 @@ def decided(
     champion, challenger = (promote.require_version(store, number, fix) for number in numbers)
     try:
         decision = carry_out(store, champion, challenger, decision, slices, kept["evidence"])
-    except promote.Lost as e:
+    except (promote.Lost, promote.Unreadable) as e:
+        # It would stop each later retrain, too.
         decision = Decision(False, str(e))
     training, device_s = str(kept["training"]), float(kept["device_s"])
     done = RetrainResult(champion, challenger, decision, slices, union, training, device_s)

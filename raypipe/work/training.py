@@ -293,10 +293,14 @@ def best_config(result: SearchResult) -> Path:
     return save(result.job.model_copy(update={"table": table}), result.folder / "best.yaml")
 
 
-def crown_first(store: Store, version: ModelVersion) -> ModelVersion:
-    """The first model becomes champion; a later one has to win against it (raypipe retrain)."""
+def crown_first(store: Store, version: ModelVersion) -> ModelVersion | None:
+    """The first model becomes champion; a later one has to win against it (raypipe retrain).
+
+    Returns the champion. None: there was one, and somebody has taken the alias away. Nothing has
+    compared this version, so it stays a challenger.
+    """
     champion = promote.champion(store)
-    if champion is None:
+    if champion is None and not promote.had_champion(store):
         # Another training may have been faster: then its model is the first.
         with suppress(promote.Lost):
             promote.promote(

@@ -9,29 +9,39 @@ import logging
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
-from mlflow.models import Model
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 
 from raypipe.config import RunConfig, validate
 from raypipe.errors import DataError
 from raypipe.job import Job
 from raypipe.main import main
-from raypipe.registry import catalog, follow, mlflow_model, moves, promote, tracking
+from raypipe.models.zoo import ImageModel
+from raypipe.registry import catalog, follow, moves, promote, tracking
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.watch import retrained
 from raypipe.watch.decide import Decision
+from raypipe.work import training
 from tests import forked
-from tests.registry import mover, stores
+from tests.registry import handmade, mover, stores
+from tests.registry.conftest import small_package
 from tests.registry.stores import Address
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the files of each version are, their seal, and the run whose files they are."""
+
+    source: str
+    seal: str
+    run_id: str | None = None
 
 
 @dataclass
@@ -40,6 +50,7 @@ class Place:
 
     address: Address
     root: Path
+    files: Files
 
     @property
     def model(self) -> str:
@@ -69,25 +80,30 @@ class Place:
         return file
 
 
+@pytest.fixture(scope="module")
+def files(address: Address, model: ImageModel, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """A package where the store's clients find it."""
+    root = tmp_path_factory.mktemp("files")
+    package = small_package(model, root / "package")
+    folder = handmade.model(root / "model", package)
+    if not address.uri.startswith("http"):
+        return Files(str(folder), package.seal)
+    # A server takes no folder of its clients.
+    store = open_store(RunConfig(dir=str(root / "run")), RegistryConfig(**address.settings))
+    run = store.client.create_run(store.experiment_id)
+    store.client.log_artifacts(run.info.run_id, str(folder))
+    return Files(run.info.artifact_uri, package.seal, run.info.run_id)
+
+
 @pytest.fixture
-def place(address: Address, tmp_path: Path) -> Iterator[Place]:
-    place = Place(address, tmp_path)
-    client = place.open().client
-    client.create_registered_model(place.model)
+def place(address: Address, files: Files, tmp_path: Path) -> Iterator[Place]:
+    place = Place(address, tmp_path, files)
+    store = place.open()
+    store.client.create_registered_model(place.model)
     for _ in range(4):
-        create(client, place.model, address, tmp_path / "model")
+        handmade.version(store, *astuple(files))
     yield place
-    client.delete_registered_model(place.model)
-
-
-def create(client: MlflowClient, model: str, address: Address, folder: Path) -> None:
-    """A version without a package. Unity Catalog copies its files, so they are there."""
-    source = "s3://none/model"
-    if address.catalog is not None:
-        source = str(folder)
-        folder.mkdir(exist_ok=True)
-        Model(signature=mlflow_model.signature()).save(folder / "MLmodel")
-    client.create_model_version(model, source=source)
+    store.client.delete_registered_model(place.model)
 
 
 def move(store: Store, to: int, **more: object) -> None:
@@ -205,6 +221,28 @@ def test_a_move_by_hand_in_mlflow_is_recorded_and_stays(
 
 
 @stores.sqlite_first
+@pytest.mark.parametrize("how", ["alias", "version", "alias, and the table of moves"])
+def test_where_a_champion_was_taken_away_the_next_model_is_not_the_first(
+    place: Place, how: str
+) -> None:
+    """The next `raypipe train` made its model champion, and nobody had compared it."""
+    store = place.open()
+    second, third = (promote.require_version(store, number, "") for number in (2, 3))
+    blue = dataclasses.replace(store, alias="blue")
+    assert training.crown_first(store, second) == second == training.crown_first(store, third)
+    if how == "version":
+        store.client.delete_model_version(store.model, "2")
+    else:
+        store.client.delete_registered_model_alias(store.model, "champion")
+    if how.endswith("moves"):
+        shutil.rmtree(place.moves)
+    assert training.crown_first(store, third) is None and promote.champion(store) is None
+    assert training.crown_first(blue, third) == third, "an alias of its own has its own first one"
+    move(store, 3)
+    assert training.crown_first(store, promote.require_version(store, 4, "")) == third
+
+
+@stores.sqlite_first
 def test_who_may_only_read_mlflow_has_a_champion_that_a_killed_promoter_left_without_a_tag(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,7 +357,7 @@ def test_models_and_aliases_in_one_table_are_told_apart(place: Place) -> None:
     other = dataclasses.replace(store, model=f"{place.address.before}other")
     store.client.create_registered_model(other.model)
     try:
-        create(store.client, other.model, place.address, place.root / "model")
+        handmade.version(other, *astuple(place.files))
         blue = dataclasses.replace(store, alias="blue")
         assert promote.champion(other) is None and promote.champion(blue) is None
         promote.promote(other, promote.versions(other)[0], None)
@@ -332,7 +370,7 @@ def test_models_and_aliases_in_one_table_are_told_apart(place: Place) -> None:
     store.client.delete_registered_model(store.model)
     assert promote.champion(store) is None
     store.client.create_registered_model(store.model)
-    create(store.client, store.model, place.address, place.root / "model")
+    handmade.version(store, *astuple(place.files))
     assert told(store) == [] and promote.champion(store) is None
 
 

@@ -28,6 +28,16 @@ def test_of_numbers_novelty_alone_counts() -> None:
     assert ask.worth_a_label(numbers_N1, np.array([1.0, 1.5, 3.0]), list("abc"), 2) == [2, 1]
 
 
+def test_of_tags_the_least_sure_one_counts() -> None:
+    """Of two certain tags the two best were equally likely: the surest images were asked for."""
+    scores_NC = np.array([[0.99, 0.99, 0.01], [0.01, 0.01, 0.01], [0.99, 0.5, 0.01], [0.9, 0.2, 0]])
+    compared_N2 = ask.compared("multi_label", scores_NC)
+    assert ask.worth_a_label(compared_N2, np.ones(4), list("abcd"), 4)[:2] == [2, 3]
+    assert ask.uncertainty(compared_N2) == pytest.approx([0.02, 0.02, 1, 0.4])
+    assert ask.compared("single_label", scores_NC) is scores_NC
+    assert ask.compared("regression", scores_NC).shape == (4, 1)
+
+
 def test_what_is_no_number_is_asked_for_and_leaves_the_others_their_places() -> None:
     scores_NC = np.array([SURE, UNSURE, [np.nan] * 3, SURE])
     distance_N = np.array([1.0, 9.0, np.nan, 4.0])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raypipe.config import RunConfig, validate
-from raypipe.registry import promote
+from raypipe.registry.package import Package
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.search.settings import SearchConfig
@@ -19,18 +19,23 @@ from raypipe.watch.cycle import Journal, hold
 from raypipe.watch.decide import Decision, GateConfig
 from raypipe.watch.detect import DriftReport
 from raypipe.watch.settings import WatchConfig
+from tests.registry import handmade
+from tests.registry.conftest import built, model
 
 WATCH = WatchConfig()
 
 
+__all__ = ["built", "model"]  # the fixtures
+
+
 @pytest.fixture
-def left(tmp_path: Path) -> tuple[RunConfig, Store, Journal]:
+def left(tmp_path: Path, built: Package) -> tuple[RunConfig, Store, Journal]:
     """Compared, and killed before it was carried out."""
     run = RunConfig(name="m", dir=str(tmp_path / "run"))
     store = open_store(run, RegistryConfig(model="m"))
     store.client.create_registered_model("m")
-    for _ in range(2):
-        store.client.create_model_version("m", source="s3://none/model")
+    for number in range(2):
+        handmade.version(store, handmade.model(tmp_path / f"model {number}", built), built.seal)
     parts = ("m/1", "m/2", "t@v1")
     row = decisions.as_row("d", parts, (), None, Decision(True, "better"))
     append(WATCH.place(run, "decisions"), row, "gate")
@@ -59,17 +64,15 @@ def test_what_cannot_be_carried_out_does_not_stop_all_that_follow(
 
 
 def test_a_version_of_the_same_number_in_another_registry_is_not_promoted(
-    left: tuple[RunConfig, Store, Journal],
+    left: tuple[RunConfig, Store, Journal], built: Package
 ) -> None:
     """A kill, a store that is made again, and a rerun: its version 2, which nobody had compared,
     became champion."""
     run, store, journal = left
     store.client.set_registered_model_alias("m", "champion", "1")
-    for number in ("1", "2"):
-        store.client.set_model_version_tag("m", number, promote.SEAL, f"seal {number}")
     parts = ("m/1", "m/2", "t@v1")
-    for key, second, ends in (("theirs", "another seal", 1), ("mine", "seal 2", 2)):
-        seals = ("seal 1", second)
+    for key, second, ends in (("theirs", "another seal", 1), ("mine", built.seal, 2)):
+        seals = (built.seal, second)
         row = decisions.as_row(key, parts, (), None, Decision(True, "better"), seals=seals)
         append(WATCH.place(run, "decisions"), row, "gate")
         kept = dict(journal.data("c", "compared") or {})
@@ -81,6 +84,22 @@ def test_a_version_of_the_same_number_in_another_registry_is_not_promoted(
         assert int(store.client.get_model_version_by_alias("m", "champion").version) == ends
         assert ("m/2 is another package" in said[-1]) == (ends == 1)
         assert journal.data(key, "ended") is not None
+
+
+def test_a_challenger_whose_files_were_lost_does_not_stop_all_that_follow(
+    left: tuple[RunConfig, Store, Journal], tmp_path: Path
+) -> None:
+    """It is not promoted, and that is said once."""
+    run, store, journal = left
+    store.client.set_registered_model_alias("m", "champion", "1")
+    next(tmp_path.glob("model 1/artifacts/package/weights*")).unlink()
+    said: list[str] = []
+    done = retrained.finish(store, run, WATCH, journal, said.append)
+    assert done is not None and not done.decision.act
+    assert "not moved to m/2" in said[-1] and "weights.safetensors" in said[-1]
+    assert int(store.client.get_model_version_by_alias("m", "champion").version) == 1
+    assert journal.data("c", "ended") is not None
+    assert retrained.finish(store, run, WATCH, journal, said.append) is None
 
 
 def test_a_decision_by_other_limits_is_not_carried_out(

@@ -25,6 +25,12 @@ def test_the_command_that_promotes_a_version_can_be_typed() -> None:
     assert "raypipe promote 'my runs/best.yaml' --version 2 " in said
     only = Registered(first, first, "sqlite://").facts({}, Path("best.yaml"))
     assert only["model"] == "cells/1 (champion)"
+    # Somebody has deleted the alias.
+    none = Registered(second, None, "sqlite://")
+    said = str(none.facts({}, Path("best.yaml"))["model"])
+    assert "now there is none" in said
+    assert "raypipe promote best.yaml --version 2 makes it champion" in said
+    assert none.summary() == {"model": "cells/2", "champion": None}
 
 
 def test_two_packages_of_one_training_are_apart_in_the_object_store() -> None:

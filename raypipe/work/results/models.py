@@ -29,10 +29,13 @@ PHASES = "data", "augment", "forward", "backward", "optimizer", "other"
 
 @dataclass(frozen=True)
 class Registered:
-    """A model version, the champion after it was registered, and the MLflow store of both."""
+    """A model version, the champion after it was registered, and the MLflow store of both.
+
+    champion: None if there was one, and the alias was taken away since.
+    """
 
     model: ModelVersion
-    champion: ModelVersion
+    champion: ModelVersion | None
     mlflow_uri: str
 
     def facts(self, metrics: Mapping[str, float], config: Path) -> Facts:
@@ -40,20 +43,26 @@ class Registered:
         # Metrics of cost are told apart; a refit has no validation metrics at all.
         judged = {k: v for k, v in metrics.items() if k.startswith("val_")}
         # Only the first model becomes champion by itself.
-        if self.model.version == self.champion.version:
+        way = f"raypipe promote {shlex.quote(str(config))} --version {self.model.version}"
+        if self.champion is None:
+            named = (
+                f"{self.model}; there was a champion before, and now there is none: nothing has "
+                f"compared this version; {way} makes it champion"
+            )
+        elif self.model.version == self.champion.version:
             named = f"{self.model} (champion)"
         else:
-            file = shlex.quote(str(config))
-            way = f"raypipe promote {file} --version {self.model.version} changes that"
-            stays = f"champion stays {self.champion}; {way}"
-            named = f"{self.model}; {stays}"
+            named = f"{self.model}; champion stays {self.champion}; {way} changes that"
         facts: Facts = {"validation": judged} if judged else {}
         if CALIBRATION in self.model.tags:
             facts["calibrated"] = str(Calibrated(**json.loads(self.model.tags[CALIBRATION])))
         return {**facts, "model": named, "mlflow": self.mlflow_uri}
 
     def summary(self) -> Facts:
-        return {"model": str(self.model), "champion": str(self.champion)}
+        return {
+            "model": str(self.model),
+            "champion": None if self.champion is None else str(self.champion),
+        }
 
     def key(self, training: str) -> str:
         """Names the files of this version. Several packages of one `training`, as with and without

@@ -168,8 +168,7 @@ class Retrained(Result):
         challenger, run = self.done.challenger, self.run
         if challenger is None or run is None:
             return super().files()
-        champion = self.champion or challenger
-        return {**super().files(), **Registered(challenger, champion, "").files(run)}
+        return {**super().files(), **Registered(challenger, self.champion, "").files(run)}
 
     def facts(self) -> Facts:
         report: Facts = {}
@@ -184,7 +183,7 @@ class Retrained(Result):
         return {
             "promoted": self.promoted,
             "reason": done.decision.reason,
-            "champion": str(self.champion),
+            "champion": str(self.champion) if self.champion else None,
             "challenger": str(done.challenger) if done.challenger else None,
             "spent": self.spent.summary() if self.spent else None,
             "slices": {s.slice: _slice(s) for s in done.slices},
