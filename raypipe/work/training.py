@@ -220,20 +220,23 @@ def search_and_register(
         store = open_store(job.run, job.registry, job.artifacts)
         if pinned is not None:
             _tell_of_champion(store, pinned, show)
-    result = search_and_refit(job, show, pinned, monitors, ledger)
-    if not result.is_of_one_refit:
-        telling.finished(monitors, result.plan.job, result.best)
-    children = result.runs(price.usd_per_device_s if price else None)
-    asked = CalledFor(
-        "tune", "raypipe tune was called", device_s=result.device_s, heads=result.heads
-    )
-    if result.refitted or result.shares:
-        # A refit starts from the best trial's weights, and an ensemble's job is its first member's:
-        # what trials started from is the search's to say.
-        asked = asked.behind(job.train.start_from)
-    plan, until = in_time.ending(result, ledger)
-    folders = [result.folder]
-    version = publish(store, plan, result.best, "search", children, folders, asked, until)
+    found = _searched(job, show, pinned, monitors, ledger)
+    # Two terminals that searched together would plan two refits, and register two versions.
+    with ledger.owned(found.folder):
+        result = _with_refit(job, found, show, monitors, ledger)
+        if not result.is_of_one_refit:
+            telling.finished(monitors, result.plan.job, result.best)
+        children = result.runs(price.usd_per_device_s if price else None)
+        asked = CalledFor(
+            "tune", "raypipe tune was called", device_s=result.device_s, heads=result.heads
+        )
+        if result.refitted or result.shares:
+            # A refit starts from the best trial's weights, and an ensemble's job is its first
+            # member's: what trials started from is the search's to say.
+            asked = asked.behind(job.train.start_from)
+        plan, until = in_time.ending(result, ledger)
+        folders = [result.folder]
+        version = publish(store, plan, result.best, "search", children, folders, asked, until)
     return result, version, store
 
 
@@ -249,19 +252,32 @@ def search_and_refit(
     pinned, ledger: as `search_and_register` takes them.
     """
     ledger = ledger or Ledger(job.search.budget_s)
-    # What is in here cannot look at a clock, until trials run.
     with ledger.reading():
         job = job.model_copy(update={"train": feasible.one_worker(job.training).train})
+    found = _searched(job, show, pinned, monitors, ledger)
+    with ledger.owned(found.folder):
+        return _with_refit(job, found, show, monitors, ledger)
+
+
+def _searched(
+    job: Job, show: Show, pinned: Pinned | None, monitors: Sequence[Monitor], ledger: Ledger
+) -> SearchResult:
+    # What is in here cannot look at a clock, until trials run.
+    with ledger.reading():
         pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
         in_time.begin(job, pinned, ledger)
         with show.searching(job.train.stopping.metric) as told:
             listener = telling_trials.standings(monitors, job.training, told)
-            result = tuner.search(job.training, job.search, listener, pinned, ledger)
+            return tuner.search(job.training, job.search, listener, pinned, ledger)
 
+
+def _with_refit(
+    job: Job, found: SearchResult, show: Show, monitors: Sequence[Monitor], ledger: Ledger
+) -> SearchResult:
     def train(again: TrainJob, found: SearchResult, until: float | None) -> SearchResult:
         return _refitted(again, found, show, monitors, until)
 
-    return in_time.refitted(job, result, ledger, train)
+    return in_time.refitted(job, found, ledger, train)
 
 
 def _refitted(

@@ -500,7 +500,8 @@ def test_only_the_wait_is_told_as_waiting(tmp_path: Path, monkeypatch: pytest.Mo
     ledger = Ledger(600, clock=clock)
 
     @contextmanager
-    def held(folder: Path) -> Iterator[None]:
+    def held(folder: Path, says: bool) -> Iterator[None]:
+        assert says == (not ledger.phases), "once for each folder"
         clock.now += 0.6
         yield
 
@@ -516,6 +517,10 @@ def test_only_the_wait_is_told_as_waiting(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_refit_has_time_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last step ended where its time ended, so its result was lost each time."""
     made, _ = ledger(60.0)
+        # When trials have ended, nothing around it looks at the clock.
+        for late in (Ledger(2.4), Ledger(1.0)):
+            with pytest.raises(TooShort, match=says), late.owned(folder):
+                pass
     monkeypatch.setattr(in_time, "_planned", lambda *given: Refit(5, 10.0, 64, "it fits"))
     monkeypatch.setattr(in_time.refit, "job_of", lambda *given: None)
     monkeypatch.setattr(in_time.refit, "unfinished", lambda done: None)
@@ -529,3 +534,5 @@ def test_a_refit_has_time_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None
     asked: Any = SimpleNamespace(training=None)
     in_time._refitted_alone(asked, {}, asked, made, train, budget.usable(60.0) - 10.0)
     assert 8.0 < has_s[0] <= 10.0 - in_time.WRITTEN_S
+    with ledger.owned(tmp_path):
+        pass

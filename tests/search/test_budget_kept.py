@@ -12,7 +12,10 @@ import pytest
 import ray
 
 from raypipe.cli.console import Console
+from raypipe.config import replace
+from raypipe.files import is_owned
 from raypipe.job import Job
+from raypipe.search import refit
 from raypipe.search.leaderboard import FIRST
 from raypipe.search.ledger import Ledger
 from raypipe.search.space import defaults
@@ -63,10 +66,21 @@ def searched(job: Job, later: float) -> tuple[Any, Any, Ledger]:
 
 @pytest.mark.usefixtures("ray_session")
 def test_trials_end_for_a_refit_that_fits(
-    cells: TableConfig, searches: Searches, tmp_path: Path
+    cells: TableConfig, searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = searches(tmp_path, **ASKED, **{"table.uri": cells.uri})
+    # Another terminal plans no refit of its own, and registers no other model.
+    held = []
+    for where, name in ((refit, "planned"), (training, "publish")):
+        real = getattr(where, name)
+
+        def spied(*given: Any, real: Any = real) -> Any:
+            held.append(is_owned(next((tmp_path / "search").iterdir())))
+            return real(*given)
+
+        monkeypatch.setattr(where, name, spied)
     result, version, ledger = searched(job, later=1100)
+    assert held == [True, True] and not is_owned(result.folder)
     assert 3 <= len(result.trials) < 500 and "the budget of 2000 s" in str(result.stopped)
     assert result.refitted and result.job.train.anneal_s < 900 and len(result.best.history) == 3
     said = ledger.summary()
