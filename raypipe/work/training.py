@@ -237,6 +237,7 @@ def search_and_register(
         plan, until = in_time.ending(result, ledger)
         folders = [result.folder]
         version = publish(store, plan, result.best, "search", children, folders, asked, until)
+        in_time.settle(job, found, result, ledger)
     return result, version, store
 
 

@@ -23,7 +23,7 @@ from raypipe.search.trials.standing import Standing
 from raypipe.tables.table import TableConfig
 from raypipe.timer import OutOfTime, interrupted
 from raypipe.train import checkpoint
-from raypipe.work import reports, training
+from raypipe.work import in_time, reports, training
 
 from .test_refit import cells
 from .test_tuner import Searches
@@ -102,6 +102,20 @@ def test_where_no_time_is_left_the_best_trial_is_the_answer(
     result, version, ledger = searched(job, later=1990)
     assert not result.refitted and str(version).endswith("/1")
     assert "No refit" in ledger.notes[0] and " left (" in ledger.notes[0]
+
+    # A rerun has all of the time for a refit, and would register another model.
+    for _ in range(2):
+        again, same, ledger = searched(job, later=0)
+        assert same == version and again.best.key == result.best.key and not again.refitted
+        (said,) = ledger.notes
+        assert " left (" in said and "when this model was registered (to try again" in said
+        assert said.count("registered") == 1
+    other = replace(job, {"search.refit": {"train.epochs": 4}})
+    again, newer, _ = searched(other, later=0)
+    assert again.refitted and str(newer).endswith("/2")
+    (result.folder / in_time.SETTLED).unlink()
+    again, newer, _ = searched(job, later=0)
+    assert again.refitted and str(newer).endswith("/3")
 
 
 @pytest.mark.usefixtures("ray_session")
