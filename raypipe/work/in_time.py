@@ -92,11 +92,11 @@ def _expect(found: SearchResult, members: Sequence[Trial], ledger: Ledger) -> Sp
     """
     forecast = ledger.forecast
     forecast.others = forecast.combined = forecast.chosen = 0
-    names = [trial.name for trial in members]
-    models = {name: found.models[name] for name in names}
-    measured = {name: speed_of(found, name) for name in names}
-    speeds = {name: speed for name, speed in measured.items() if speed is not None}
-    leader = next((name for name in names if models[name].mode != "frozen"), names[0])
+    # By place: a soup stands there as its best trial, which may be a member besides.
+    models = {str(place): found.models[trial.name] for place, trial in enumerate(members)}
+    measured = {str(place): speed_of(found, trial.name) for place, trial in enumerate(members)}
+    speeds = {place: speed for place, speed in measured.items() if speed is not None}
+    leader = next((place for place in models if models[place].mode != "frozen"), "0")
     forecast.views = models[leader].views
     forecast.others_s = networks.others_s(models, speeds, leader, forecast.works_per_s)
     speed = speeds.get(leader)

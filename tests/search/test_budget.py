@@ -334,6 +334,20 @@ def test_after_a_refit_the_speed_is_still_the_trials() -> None:
     assert speed is not None and speed.side_px == 128
 
 
+def test_a_soup_and_its_first_trial_are_two_networks() -> None:
+    """They were told as one, and the end took as long again as was planned."""
+    metrics = {"images_per_s": 100.0, "step_s": 0.3, "forward_s": 0.1}
+    trial = Trial("trial-0", {}, 0.9, 3, False, (metrics,), "somewhere")
+    tuned = ModelConfig(mode="finetune", side_px=128)
+    job = SimpleNamespace(model=tuned, train=TrainConfig(workers=2))
+    found: Any = SimpleNamespace(trials=(trial,), again=(), models={"trial-0": tuned}, job=job)
+    made, _ = ledger(600.0)
+    alone = in_time._expect(found, [trial], made)
+    assert alone is not None and made.forecast.others_s == 0
+    both = in_time._expect(found, [trial, trial], made)
+    assert both == alone and made.forecast.others_s == pytest.approx(1 / 300)
+
+
 def test_predictions_after_the_trials_are_as_fast_as_their_threads() -> None:
     metrics = {"images_per_s": 100.0, "step_s": 0.3, "forward_s": 0.1}
 
@@ -486,6 +500,10 @@ def test_a_budget_that_waited_for_another_process_says_so(tmp_path: Path) -> Non
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(TooShort, match=says) as told, late.reading(), late.owned(folder):
             pass
+        # When trials have ended, nothing around it looks at the clock.
+        for late in (Ledger(2.4), Ledger(1.0)):
+            with pytest.raises(TooShort, match=says), late.owned(folder):
+                pass
     assert str(folder) in str(told.value) and "Run the same command again" in str(told.value)
     free = Ledger(2.4)
     with free.reading(), free.owned(folder):
@@ -512,15 +530,13 @@ def test_only_the_wait_is_told_as_waiting(tmp_path: Path, monkeypatch: pytest.Mo
         assert ledger.lap("reading") == pytest.approx(45)
     spent = {name: round(phase.spent_s, 1) for name, phase in ledger.phases.items()}
     assert spent == {"waiting for another process": 0.6, "reading": 45.0}
+    with ledger.owned(tmp_path):
+        pass
 
 
 def test_a_refit_has_time_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last step ended where its time ended, so its result was lost each time."""
     made, _ = ledger(60.0)
-        # When trials have ended, nothing around it looks at the clock.
-        for late in (Ledger(2.4), Ledger(1.0)):
-            with pytest.raises(TooShort, match=says), late.owned(folder):
-                pass
     monkeypatch.setattr(in_time, "_planned", lambda *given: Refit(5, 10.0, 64, "it fits"))
     monkeypatch.setattr(in_time.refit, "job_of", lambda *given: None)
     monkeypatch.setattr(in_time.refit, "unfinished", lambda done: None)
@@ -534,5 +550,3 @@ def test_a_refit_has_time_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None
     asked: Any = SimpleNamespace(training=None)
     in_time._refitted_alone(asked, {}, asked, made, train, budget.usable(60.0) - 10.0)
     assert 8.0 < has_s[0] <= 10.0 - in_time.WRITTEN_S
-    with ledger.owned(tmp_path):
-        pass
