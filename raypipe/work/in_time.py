@@ -92,6 +92,7 @@ def _expect(found: SearchResult, members: Sequence[Trial], ledger: Ledger) -> Sp
     """
     forecast = ledger.forecast
     forecast.others = forecast.combined = forecast.chosen = 0
+    forecast.trials_ended = True
     # By place: a soup stands there as its best trial, which may be a member besides.
     models = {str(place): found.models[trial.name] for place, trial in enumerate(members)}
     measured = {str(place): speed_of(found, trial.name) for place, trial in enumerate(members)}

@@ -334,6 +334,22 @@ def test_after_a_refit_the_speed_is_still_the_trials() -> None:
     assert speed is not None and speed.side_px == 128
 
 
+def test_in_a_short_budget_shifted_copies_get_what_an_ensemble_and_a_refit_leave() -> None:
+    """Ten seconds were kept for them, and there was no time for an ensemble."""
+    copied = {"shifted": 3000, "least_shifted": 600, "start_s": 8.0}
+    for budget_s, waits in ((45.0, True), (59.9, True), (60.0, False), (600.0, False)):
+        made, _ = ledger(budget_s, **copied)
+        during = made.ending(4, SPEED)
+        assert during.seconds > during.least_s + budget.FIT_S, "trials end as before"
+        made.forecast.trials_ended = True
+        after = made.ending(4, SPEED)
+        assert after.least_s == during.least_s
+        assert after.seconds == (after.least_s if waits else during.seconds)
+        # They are made if there is time: see in_time.ending.
+        assert after.least_shifted_s == during.least_shifted_s
+        assert after.fit_s == during.fit_s
+
+
 def test_a_soup_and_its_first_trial_are_two_networks() -> None:
     """They were told as one, and the end took as long again as was planned."""
     metrics = {"images_per_s": 100.0, "step_s": 0.3, "forward_s": 0.1}
