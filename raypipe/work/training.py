@@ -7,14 +7,16 @@ Whoever searches without being `raypipe tune` (the quickstart, benchmarks) calls
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from raypipe.cluster import usage
 from raypipe.cluster.connect import connect, nodes
 from raypipe.config import replace, save
 from raypipe.costs.spent import Price, Spent
+from raypipe.errors import DataError
+from raypipe.failures import find_own
 from raypipe.feed.dataset import FeedConfig, Pinned, pin
 from raypipe.job import Job
 from raypipe.monitor.monitor import Monitor
@@ -61,7 +63,9 @@ def _train(job: Job, show: Show, monitors: Sequence[Monitor]) -> Trained:
         epoch = telling.epochs(monitors, planned.job, planned.key, told.epoch)
         result = trainer.run(planned, epoch, told.step)
     telling.finished(monitors, planned.job, result)
-    version = publish(store, planned, result, "train")
+    metric = planned.job.train.stopping.metric
+    with _kept("training", planned.folder, metric, result.metrics):
+        version = publish(store, planned, result, "train")
     registered = Registered(version, crown_first(store, version), store.uri)
     test = _test(planned, result, store)
     price = Price.of(job.cost, nodes_of(job.training))
@@ -193,6 +197,30 @@ def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
     return Searched(result, registered, page, best, spent, test, result.used, ledger)
 
 
+@contextmanager
+def _kept(what: str, folder: Path, metric: str, metrics: Mapping[str, float]) -> Iterator[None]:
+    """Say what is there when the images that judge a finished model cannot be read.
+
+    what: search or training, whose result is in `folder`. metrics: of validation images.
+    """
+    try:
+        yield
+    except Exception as e:
+        # Ray wraps what its tasks raise.
+        own = find_own(e)
+        if not isinstance(own, DataError):
+            raise
+        reached = f"{metric} {metrics[metric]:.4g}, " if metric in metrics else ""
+        kept = f"Its result ({reached}{folder}) is kept, and no model is registered"
+        again = f"Once that is mended, run the same command again: it goes on after the {what}"
+        raise type(own)(
+            f"The {what} has ended, and then this failed: {own.what}",
+            got=own.got,
+            rule=". ".join(part for part in (own.rule, kept) if part),
+            fix=". ".join(part for part in (own.fix, again) if part),
+        ) from None
+
+
 def price_of(job: Job, resources: dict[str, float]) -> Price | None:
     """What the nodes cost, if the configuration says on what it runs."""
     kind = "GPU" if wants_gpu(job.train, resources) else "CPU"
@@ -236,7 +264,9 @@ def search_and_register(
             asked = asked.behind(job.train.start_from)
         plan, until = in_time.ending(result, ledger)
         folders = [result.folder]
-        version = publish(store, plan, result.best, "search", children, folders, asked, until)
+        # A refit's own metrics have nothing of validation.
+        with _kept("search", found.folder, found.metric, found.best.metrics):
+            version = publish(store, plan, result.best, "search", children, folders, asked, until)
         in_time.settle(job, found, result, ledger)
     return result, version, store
 
