@@ -107,20 +107,21 @@ def _of_this_machine(path: Path) -> Path:
 
 
 @contextmanager
-def owned(folder: Path) -> Iterator[None]:
+def owned(folder: Path, says: bool = True) -> Iterator[None]:
     """Make `folder`, and own it: another process that wants it waits here until this one is done.
 
     Two terminals with the same command then do the work once. The kernel ends the ownership with
     the process, however that ends, so a lock file that was left behind means nothing. Where the
     file system has no locks, only processes of this machine wait (`file_lock`). A process that owns
-    a folder may not ask for it again.
+    a folder may not ask for it again. says: tell the user if it waits.
     """
     folder.mkdir(parents=True, exist_ok=True)
     own = file_lock(folder / LOCK)
     try:
         own.acquire(timeout=0)
     except Timeout:
-        log.info("Another process works on the same, in %s. Waiting until it ends", folder)
+        if says:
+            log.info("Another process works on the same, in %s. Waiting until it ends", folder)
         own.acquire()
     try:
         yield

@@ -80,3 +80,7 @@ def entry(arguments: list[str] | None = None) -> None:
     code = guard.guarded(lambda: guard.report_code(main(arguments)))
     if code:
         sys.exit(code)
+
+
+if __name__ == "__main__":
+    entry()

@@ -96,10 +96,12 @@ def test_a_verb_whose_reader_has_gone_says_so() -> None:
     assert slow.stderr.count("\n") <= 1 and "Traceback" not in slow.stderr
 
 
-def test_a_verb_on_a_full_disk_says_so() -> None:
+@pytest.mark.parametrize("module", ["raypipe", "raypipe.main"])
+def test_a_verb_on_a_full_disk_says_so(module: str) -> None:
+    """`python -m raypipe.main` did nothing, and ended with 0."""
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "raypipe", "--help"],
+            [sys.executable, "-m", module, "--help"],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

@@ -111,10 +111,12 @@ def decided(task: Task, scores_NC: np.ndarray) -> np.ndarray:
 
 
 def confusion(scores_NC: np.ndarray, targets_NC: np.ndarray) -> np.ndarray:
-    """counts_CC of one-label predictions: row = label, column = predicted class."""
+    """counts_CC of one-label predictions: row = label, column = predicted class. A label that is
+    none of the classes, a target of zeros, has no row."""
     classes = scores_NC.shape[1]
     counts_CC = np.zeros((classes, classes), np.int64)
-    np.add.at(counts_CC, (targets_NC.argmax(1), scores_NC.argmax(1)), 1)
+    has_N = targets_NC.any(1)
+    np.add.at(counts_CC, (targets_NC[has_N].argmax(1), scores_NC[has_N].argmax(1)), 1)
     return counts_CC
 
 

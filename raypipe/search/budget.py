@@ -33,6 +33,10 @@ CLOSING = 0.5
 # Shifted copies (train/shifted.py) get so much of the budget at most, and the images of validation
 # and test so much. Where that is less than all of them, they are sampled.
 SHIFTED, JUDGED = 0.08, 0.25
+# In a shorter budget shifted copies and their fit, which may be left out, get only what an ensemble
+# and a refit leave. They take ten seconds or more: in one such search the end was planned with 21 s
+# and took 4, and there was no time to choose an ensemble.
+SHORT_S = 60.0
 FEWEST_JUDGED = 200
 # The choice of an ensemble: whose predictions take longer is chosen among fewer trials.
 CHOOSING = 0.1

@@ -50,6 +50,9 @@ class Forecast:
     least_shifted: int = 0
     """Shifted copies of which fewer are of no use."""
 
+    trials_ended: bool = False
+    """What follows is an ensemble, a refit or the end."""
+
     has_more_threads: bool = False
     """Does the end predict with more threads than a trial?"""
 
@@ -104,12 +107,13 @@ class Forecast:
         between_s = min(budget.CHOOSING * budget_s, choosing_s)
         if speed is not None:
             between_s += self.again_s  # before, a refit is not yet planned with
+        waits = self.trials_ended and budget_s < budget.SHORT_S
         return Ending(
             judged,
             start_s,
             trials,
             rate,
-            shifted=self.views * self.shifted,
+            shifted=0 if waits else self.views * self.shifted,
             least_shifted=self.views * self.least_shifted,
             most_shifted_s=budget.SHIFTED * budget_s,
             others_s=others_s,

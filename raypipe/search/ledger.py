@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from raypipe.errors import RaypipeError
-from raypipe.files import owned
+from raypipe.files import is_owned, owned
 from raypipe.search import budget
 from raypipe.search.budget import Ending, Speed
 from raypipe.search.forecast import Forecast
@@ -79,6 +79,7 @@ class Ledger:
         self._lap = self._began
         self._trials_began: float | None = None
         self._known: tuple[int, Speed | None] = (1, None)  # trials, and the leading one's speed
+        self._waited: set[Path] = set()  # for folders of other processes, which was said
         self._alarms: list[Alarm] = []  # those of `reading`, the outer one first
 
     @property
@@ -186,12 +187,19 @@ class Ledger:
 
     @contextmanager
     def owned(self, folder: Path) -> Iterator[None]:
-        """`files.owned`; the time until another process is done with it is a phase of its own."""
+        """`files.owned`; the time until another process is done with it is a phase of its own.
+
+        Raises TooShort if the budget is over before.
+        """
         self.waits_for, began = folder, self._clock()
-        with owned(folder):
+        with ExitStack() as held:
+            with self.reading() if is_owned(folder) else nullcontext():
+                # A search is waited for, and then its refit.
+                held.enter_context(owned(folder, says=folder not in self._waited))
             self.waits_for = None
             waited_s = self._clock() - began
             if waited_s > WAITED_S:
+                self._waited.add(folder)
                 self.phase("waiting for another process").spent_s += waited_s
                 # What came before belongs to the phase that the next lap names.
                 self._lap += waited_s

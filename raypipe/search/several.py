@@ -35,6 +35,7 @@ def ensemble(
     choosing = Choosing.of(ledger, {one.name: one.job.model for one in joining}, trials)
     # Its seconds were a part of the ending.
     ledger.forecast.combined = ledger.forecast.chosen = 0
+    ledger.forecast.trials_ended = True
     try:
         with ledger.reading(is_answered=True, phase="ensemble"):
             together.make(joining, cfg, pinned, data, folder, choosing)
@@ -64,6 +65,7 @@ def soup_of_best(
     alike = [trial for trial in drawn if data_key(replace(job, trial.changes)) == key]
     rule = job.train.stopping
     # Its seconds were a part of the ending.
+    ledger.forecast.trials_ended = True
     ledger.forecast.combined = max(0, ledger.forecast.combined - most * pinned.counts[job.feed.val])
     try:
         with ledger.reading(is_answered=True, phase="soup"):

@@ -11,8 +11,8 @@ Letters in names: N images, C classes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from raypipe.config import Section
-from raypipe.errors import ConfigError, DataError, nearest
+from raypipe.errors import ConfigError, DataError, nearest, one_line
 from raypipe.models import metrics
 from raypipe.models.quality import Quality, quality
 from raypipe.models.slices import Sliced, sliced
@@ -30,6 +30,8 @@ from raypipe.serve.judged_rows import COLUMN, EXACT_DIGITS, GROUP, LOOKS, judged
 from raypipe.serve.shared_package import share
 from raypipe.tables import label_column, scan
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
+
+SHOWN, LONGEST = 3, 80  # unknown classes in a text, and characters of each
 
 
 class EvaluateConfig(Section):
@@ -88,6 +90,9 @@ class Evaluation:
     grouped_by: str | None
     mistakes: tuple[Mistake, ...]
 
+    unknown: dict[str, int] = field(default_factory=dict)
+    """Judged images of classes that the model does not know, by class; the most frequent first."""
+
     @property
     def task(self) -> Task:
         return self.quality.task
@@ -105,9 +110,10 @@ def evaluate(
 ) -> Evaluation:
     """Judge `package` on the labelled rows of a pinned version.
 
-    name: the model's, for the result. progress: called with (rows done, all rows). Raises
-    ConfigError for a column that the table lacks, DataError where no labelled image decodes or a
-    label is none of the model's.
+    name: the model's, for the result. progress: called with (rows done, all rows). An image of a
+    class that the model does not know counts as wrong. Raises ConfigError for a column that the
+    table lacks, DataError where no labelled image decodes, no label is one of the model's, or a tag
+    or a number is none.
     """
     columns = _slice_columns(table, version, cfg)
     found = _judge(package, table, version, where, columns, cfg, progress)
@@ -123,7 +129,14 @@ def evaluate(
     task = package.task
     numbers = [chunk.flatten().to_numpy() for chunk in rows["scores"].chunks]
     scores_NC = np.concatenate(numbers).reshape(len(rows), -1)
-    targets_NC = targets(task, rows["label"].to_pylist())
+    labels = rows["label"].to_pylist()
+    targets_NC = targets(task, labels)
+    unknown: Counter[str] = Counter()
+    if task.kind == "single_label":
+        classes = {*task.classes}
+        unknown.update(label for label in labels if label not in classes)
+        if unknown.total() == len(labels):
+            raise _unknown(task, labels, table.columns.label)
 
     # What the slices compare: right or wrong, or the absolute error.
     is_number = task.kind in NUMERIC
@@ -153,6 +166,19 @@ def evaluate(
         sliced=slices,
         grouped_by=cfg.group,
         mistakes=_mistakes(task, found.surest),
+        unknown=dict(unknown.most_common()),
+    )
+
+
+def unknown_in_words(unknown: dict[str, int]) -> str:
+    """How many judged images are of classes that the model does not know; "" where none is."""
+    if not unknown:
+        return ""
+    names = ", ".join(f"{one_line(n, LONGEST)!r} {unknown[n]:,}" for n in list(unknown)[:SHOWN])
+    more = f" and {len(unknown) - SHOWN:,} more classes" if len(unknown) > SHOWN else ""
+    return (
+        f"{sum(unknown.values()):,} images have classes that the model does not know ({names}"
+        f"{more}): they count as wrong, and balanced_accuracy is of the other classes"
     )
 
 
@@ -245,27 +271,30 @@ def _surest_of(parts: list[pa.Table], most: int) -> pa.Table:
 
 
 def _check_labels(task: Task, table: ImageTable, version: TableVersion, where: scan.Where) -> int:
-    """How many rows there are. Raises DataError, before anything is predicted, for a label that is
-    none of the model's.
+    """How many rows there are. Raises DataError, before anything is predicted, where no class is
+    one of the model's, or for a tag or a number that is none.
     """
     name = table.columns.label
     column = scan.rows(table, version, [name], where)[name]
     labels = label_column.read(column, task.kind, name).drop_null().to_pylist()
     if not labels:
         return len(column)
-    try:
+    if task.kind != "single_label":
         task.encode(labels)
-    except DataError as e:
-        if task.kind != "single_label":
-            raise
-        # Classes come to a table, and change their names; an older version may be asked about.
-        known = ", ".join(task.classes[:2])
-        fix = (
-            f"Leave these rows out: table.where={{{name}: [{known}, …]}}; with a table of its own, "
-            "evaluate.table.where"
-        )
-        raise DataError(e.what, got=e.got, rule=e.rule, fix=fix) from None
+    elif not {*labels} & {*task.classes}:
+        raise _unknown(task, labels, name)
     return len(column)
+
+
+def _unknown(task: Task, labels: Sequence[str], column: str) -> DataError:
+    """The error where the model knows no class of a table: it may be another one's."""
+    return DataError(
+        "Labels that the model does not know",
+        got=sorted({*labels})[:5],
+        rule=f"None of the labels is one of its classes: {', '.join(task.classes)}",
+        fix=f"Choose another model or table, or the column of labels, which is {column!r} now: "
+        "table.columns.label; with a table of its own, evaluate.table.columns.label",
+    )
 
 
 def _mistakes(task: Task, surest: pa.Table) -> tuple[Mistake, ...]:

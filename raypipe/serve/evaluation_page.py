@@ -10,19 +10,20 @@ from raypipe.models.slices import Slice, Sliced
 from raypipe.models.tasks import NUMERIC
 from raypipe.registry import made_by, quality_parts
 from raypipe.registry.quality_parts import value
-from raypipe.serve.evaluation import Evaluation, in_words
+from raypipe.serve.evaluation import Evaluation, in_words, unknown_in_words
 
 
 def write(found: Evaluation, key: str, path: Path, caution: str = "") -> Path:
     """Write the page of one evaluation to `path`; key: names the evaluation. caution: why its
     numbers may be too good."""
     # What was not judged is said at the top: metrics of a part of a table are of that part.
-    skipped = in_words(found.skipped)
+    skipped, unknown = in_words(found.skipped), unknown_in_words(found.unknown)
     facts = (
         ("Model", found.model),
         ("Table", str(found.table)),
         ("Images", f"{found.quality.images:,}"),
         ("Not judged", skipped or "none"),
+        *((("Unknown classes", unknown),) if unknown else ()),
         *((("Caution", caution),) if caution else ()),
         ("Code", (made_by.commit() or "no checkout")[:12]),
     )

@@ -150,4 +150,13 @@ def confidence_of_mistakes(task: Task, scores_NC: np.ndarray, targets_NC: np.nda
 
 
 def targets(task: Task, labels: list[Any]) -> np.ndarray:
-    return task.targets(torch.tensor(task.encode(labels))).numpy()
+    """As Task.targets gives them. A class that the model does not know is zeros, so that whatever
+    the model says of the image is wrong."""
+    if task.kind != "single_label":
+        return task.targets(torch.tensor(task.encode(labels))).numpy()
+    place_of = {name: place for place, name in enumerate(task.classes)}
+    targets_NC = np.zeros((len(labels), len(task.classes)), np.float32)
+    for n, label in enumerate(labels):
+        if label in place_of:
+            targets_NC[n, place_of[label]] = 1
+    return targets_NC

@@ -58,6 +58,8 @@ Progress = Callable[[int, int], None]
 class IngestResult:
     """What happened to every candidate: accepted + present + duplicates + quarantined == seen.
 
+    A file whose image another file of this ingest has is a duplicate, also if the table has it.
+
     `relabelled` counts rows that were in the table before and got a label, or another one, or lost
     theirs (`labels_removed`). Of the present images `dropped` are not in the table, because an
     earlier cleaning dropped them, and `other_split` are in another split than this source gives: an

@@ -68,8 +68,9 @@ class State:
     # Images by label and split: for stratified splits, and for the search of gaps.
     strata: split.Strata | None
     placed: split.Placed
-    # Of this run: ids that it added, and images whose split it drew.
+    # Of this run: ids that it added, ids that it found there, and images whose split it drew.
     mine: set[str] = field(default_factory=set)
+    met: set[str] = field(default_factory=set)
     drawn: split.Placed = field(default_factory=Counter)
     # The split of each near-duplicate group, which its later images join. A draw alone would tell
     # another one where the source gave the split, or where shares or seed were others.
@@ -94,6 +95,7 @@ class State:
         self.strata = decision.strata
         ids = decision.rows["image_id"].to_pylist()
         self.mine |= set(ids)
+        self.met |= decision.met
         self.placed += placed_in(decision.rows)
         self.drawn += decision.counts.drawn
         self.split_of |= decision.split_of
@@ -102,13 +104,14 @@ class State:
 @dataclass(frozen=True)
 class Decision:
     """The new rows of one batch, the counts of all its images, the strata that include the new
-    rows, and the splits of groups that had none.
+    rows, the splits of groups that had none, and the ids that the table has already.
     """
 
     rows: pa.Table
     counts: Counts
     strata: split.Strata | None
     split_of: dict[str, str]
+    met: set[str]
 
 
 def read_state(
@@ -168,6 +171,7 @@ def decide(batch: list[pa.Table], cfg: IngestConfig, state: State) -> Decision:
     strata = state.strata.copy() if state.strata else None
     split_of: dict[str, str] = {}  # of groups that begin with this batch
     fresh: set[str] = set()  # ids that this batch adds
+    met: set[str] = set()  # and those that the table has
     accepted = []
     for chunk in batch:
         # The accepted rows of this chunk, and the columns that are decided here.
@@ -177,9 +181,11 @@ def decide(batch: list[pa.Table], cfg: IngestConfig, state: State) -> Decision:
             image_id = row["image_id"]
             if row["reason"]:
                 counts.reasons[row["reason"]] += 1
-            elif image_id in state.mine or image_id in fresh:
+            elif any(image_id in ids for ids in (state.mine, fresh, state.met, met)):
+                # An image under a second name, whether it is new or was there.
                 counts.duplicates += 1
             elif image_id in state.known:
+                met.add(image_id)
                 in_split = state.known[image_id]
                 counts.present += 1
                 counts.dropped += in_split is None and image_id in state.ever_dropped
@@ -206,7 +212,7 @@ def decide(batch: list[pa.Table], cfg: IngestConfig, state: State) -> Decision:
                 kept.append(i)
                 columns.append({"split": chosen, "source": cfg.name, "family": group})
         accepted.append(_complete(chunk, kept, columns))
-    return Decision(pa.concat_tables(accepted), counts, strata, split_of)
+    return Decision(pa.concat_tables(accepted), counts, strata, split_of, met)
 
 
 def placed_in(rows: pa.Table) -> split.Placed:

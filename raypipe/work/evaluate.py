@@ -50,6 +50,8 @@ class Evaluated(Result):
         }
         if done.skipped:
             facts["not judged"] = done.skipped
+        if done.unknown:
+            facts["unknown classes"] = evaluation.unknown_in_words(done.unknown)
         if self.caution:
             facts["caution"] = self.caution
         return facts | {"report": str(self.page)}
@@ -62,6 +64,7 @@ class Evaluated(Result):
             **prepared_from(done.table),
             "images": done.quality.images,
             "skipped": done.skipped,
+            "unknown": done.unknown,
             "caution": self.caution or None,
             "metrics": done.quality.metrics,
             "interval": [done.sliced.low, done.sliced.high],

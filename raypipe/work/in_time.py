@@ -38,11 +38,14 @@ from raypipe.train.trainer import Plan
 
 log = logging.getLogger("raypipe")
 PLAN = "refit.json"  # in the search's folder: the refit that was begun
+# There, too: of each search.refit whose model is registered, who was trained again for it.
+SETTLED = "refits.json"
 LATE = 1.02  # of the seconds of a refit: then it is ended, and comes to nothing
 # Of these, what its last checkpoint and its result take after its last step. Of 12 s, the 1.5 %
 # that a training by the clock keeps free (train/pace.py) were too few.
 WRITTEN_S = 1.5
 STAYS = "what validation chose stays"
+NONE = "No refit: "  # before the reason
 # Trains a job until a point of `time.monotonic`; None: as long as it takes.
 Train = Callable[[TrainJob, SearchResult, float | None], SearchResult]
 
@@ -89,11 +92,12 @@ def _expect(found: SearchResult, members: Sequence[Trial], ledger: Ledger) -> Sp
     """
     forecast = ledger.forecast
     forecast.others = forecast.combined = forecast.chosen = 0
-    names = [trial.name for trial in members]
-    models = {name: found.models[name] for name in names}
-    measured = {name: speed_of(found, name) for name in names}
-    speeds = {name: speed for name, speed in measured.items() if speed is not None}
-    leader = next((name for name in names if models[name].mode != "frozen"), names[0])
+    forecast.trials_ended = True
+    # By place: a soup stands there as its best trial, which may be a member besides.
+    models = {str(place): found.models[trial.name] for place, trial in enumerate(members)}
+    measured = {str(place): speed_of(found, trial.name) for place, trial in enumerate(members)}
+    speeds = {place: speed for place, speed in measured.items() if speed is not None}
+    leader = next((place for place in models if models[place].mode != "frozen"), "0")
     forecast.views = models[leader].views
     forecast.others_s = networks.others_s(models, speeds, leader, forecast.works_per_s)
     speed = speeds.get(leader)
@@ -113,6 +117,9 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
     wanted = job.search.refit
     if wanted is None:
         return found
+    settled = _settled(job, found)
+    if settled is not None and not settled["again"]:
+        return _as_it_was(found, ledger, settled["why"])
     joins = job.search.ensemble > 1
     again = refit_together.again_of(job.training, wanted, found, joins)
     if isinstance(again, str):
@@ -167,7 +174,11 @@ def _refitted_together(
         least_s = _least_s(found, members, ledger)
         # Members that leave do not predict.
         _expect(found, _named(found, again.shares, again.tuned), ledger)
-        tuned = _refitted_alone(job, wanted, member, ledger, train, least_s)
+        settled = _settled(job, found)
+        if settled is not None and again.tuned not in settled["again"]:
+            tuned = _as_it_was(member, ledger, settled["why"])
+        else:
+            tuned = _refitted_alone(job, wanted, member, ledger, train, least_s)
         ledger.forecast.again_s = 0.0
         if not tuned.refitted:
             left = refit_together.without_rival(found, again, trained)
@@ -191,9 +202,50 @@ def _least_s(found: SearchResult, members: Sequence[Trial], ledger: Ledger) -> f
 
 
 def _as_it_was(found: SearchResult, ledger: Ledger, why: str) -> SearchResult:
-    log.warning("No refit: %s", why)
-    ledger.notes.append(f"No refit: {why}")
+    log.warning("%s%s", NONE, why)
+    return _noted(found, ledger, why)
+
+
+def _noted(found: SearchResult, ledger: Ledger, why: str) -> SearchResult:
+    ledger.notes.append(f"{NONE}{why}")
     return found
+
+
+def settle(job: Job, found: SearchResult, result: SearchResult, ledger: Ledger) -> None:
+    """Note who was trained again for the model of `result`, which is registered now.
+
+    So the same command ends with the same version. A refit that came to nothing, as one without
+    time, is not tried once more: it could register another model. found: before the refit.
+    """
+    if job.search.refit is None:
+        return
+    file = found.folder / SETTLED
+    why = next((note for note in ledger.notes if note.startswith(NONE)), "").removeprefix(NONE)
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    # What was noted first stays: a rerun has no reason of its own.
+    kept.setdefault(_name(job, found), {"again": list(result.again), "why": why})
+    write_atomic(file, to_json(kept))
+
+
+def _settled(job: Job, found: SearchResult) -> dict[str, Any] | None:
+    """What `settle` noted of this search.refit; None: no model of it is registered."""
+    file = found.folder / SETTLED
+    kept = json.loads(file.read_text()).get(_name(job, found)) if file.exists() else None
+    if kept is None:
+        return None
+    why = f"{kept['why']}. So it was when this model was registered (to try again, remove {file})"
+    return {**kept, "why": why}
+
+
+def _name(job: Job, found: SearchResult) -> str:
+    """Of a refit. Where weights were lost, the same search may have chosen again."""
+    return f"{found.best.key} {_asked(job)}"
+
+
+def _asked(job: Job) -> str:
+    """What of a configuration determines a refit; the search is the folder's."""
+    own = job.train.epochs if "epochs" in job.train.model_fields_set else None
+    return to_json(job.search.refit if own is None else [job.search.refit, own])
 
 
 def _within(left_s: float | None) -> AbstractContextManager[object]:
@@ -223,8 +275,7 @@ def _refitted_alone(
         return done if why is None else _as_it_was(found, ledger, f"{why}, and {STAYS}")
     planned = _planned(job, wanted, found, ledger, least_s)
     if isinstance(planned, str):
-        ledger.notes.append(f"No refit: {planned}")
-        return found
+        return _noted(found, ledger, planned)
     left_s = ledger.left_before_s(least_s)
     assert left_s is not None
     # It ends by its own clock. What comes after it has the rest.
@@ -240,19 +291,17 @@ def _refitted_alone(
             again = refit.job_of(job.training, wanted | changes, found)
             done = train(again, found, time.monotonic() + max(0.1, left_s - WRITTEN_S))
     except OutOfTime:
-        ledger.notes.append(f"No refit: it had not ended in time, and {STAYS}")
-        return found
+        return _noted(found, ledger, f"it had not ended in time, and {STAYS}")
     except RaypipeError as e:
-        ledger.notes.append(f"No refit: {refit.why_diverged(e)}")
+        why = refit.why_diverged(e)
         _forget_plan(found)
-        return found
+        return _noted(found, ledger, why)
     finally:
         ledger.lap("refit")
     why = refit.unfinished(done)
     if why is not None:
-        ledger.notes.append(f"No refit: {why}, and {STAYS}")
         _forget_plan(found)
-        return found
+        return _noted(found, ledger, f"{why}, and {STAYS}")
     return done
 
 
@@ -289,10 +338,9 @@ def _planned(
     """
     file = found.folder / PLAN
     own = job.train.epochs if "epochs" in job.train.model_fields_set else None
-    asked = to_json(job.search.refit if own is None else [job.search.refit, own])
     if file.exists():
         kept = json.loads(file.read_text())
-        if kept.pop("asked") == asked:
+        if kept.pop("asked") == _asked(job):
             return Refit(**kept)
     speed, pinned = speed_of(found), found.pinned
     if speed is None or pinned is None or ledger.budget_s is None:
@@ -324,7 +372,7 @@ def _planned(
         least_s,
     )
     if isinstance(planned, Refit):
-        write_atomic(file, to_json(asdict(planned) | {"asked": asked}))
+        write_atomic(file, to_json(asdict(planned) | {"asked": _asked(job)}))
     return planned
 
 

@@ -7,14 +7,16 @@ Whoever searches without being `raypipe tune` (the quickstart, benchmarks) calls
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from raypipe.cluster import usage
 from raypipe.cluster.connect import connect, nodes
 from raypipe.config import replace, save
 from raypipe.costs.spent import Price, Spent
+from raypipe.errors import DataError
+from raypipe.failures import find_own
 from raypipe.feed.dataset import FeedConfig, Pinned, pin
 from raypipe.job import Job
 from raypipe.monitor.monitor import Monitor
@@ -61,7 +63,9 @@ def _train(job: Job, show: Show, monitors: Sequence[Monitor]) -> Trained:
         epoch = telling.epochs(monitors, planned.job, planned.key, told.epoch)
         result = trainer.run(planned, epoch, told.step)
     telling.finished(monitors, planned.job, result)
-    version = publish(store, planned, result, "train")
+    metric = planned.job.train.stopping.metric
+    with _kept("training", planned.folder, metric, result.metrics):
+        version = publish(store, planned, result, "train")
     registered = Registered(version, crown_first(store, version), store.uri)
     test = _test(planned, result, store)
     price = Price.of(job.cost, nodes_of(job.training))
@@ -193,6 +197,30 @@ def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
     return Searched(result, registered, page, best, spent, test, result.used, ledger)
 
 
+@contextmanager
+def _kept(what: str, folder: Path, metric: str, metrics: Mapping[str, float]) -> Iterator[None]:
+    """Say what is there when the images that judge a finished model cannot be read.
+
+    what: search or training, whose result is in `folder`. metrics: of validation images.
+    """
+    try:
+        yield
+    except Exception as e:
+        # Ray wraps what its tasks raise.
+        own = find_own(e)
+        if not isinstance(own, DataError):
+            raise
+        reached = f"{metric} {metrics[metric]:.4g}, " if metric in metrics else ""
+        kept = f"Its result ({reached}{folder}) is kept, and no model is registered"
+        again = f"Once that is mended, run the same command again: it goes on after the {what}"
+        raise type(own)(
+            f"The {what} has ended, and then this failed: {own.what}",
+            got=own.got,
+            rule=". ".join(part for part in (own.rule, kept) if part),
+            fix=". ".join(part for part in (own.fix, again) if part),
+        ) from None
+
+
 def price_of(job: Job, resources: dict[str, float]) -> Price | None:
     """What the nodes cost, if the configuration says on what it runs."""
     kind = "GPU" if wants_gpu(job.train, resources) else "CPU"
@@ -220,20 +248,26 @@ def search_and_register(
         store = open_store(job.run, job.registry, job.artifacts)
         if pinned is not None:
             _tell_of_champion(store, pinned, show)
-    result = search_and_refit(job, show, pinned, monitors, ledger)
-    if not result.is_of_one_refit:
-        telling.finished(monitors, result.plan.job, result.best)
-    children = result.runs(price.usd_per_device_s if price else None)
-    asked = CalledFor(
-        "tune", "raypipe tune was called", device_s=result.device_s, heads=result.heads
-    )
-    if result.refitted or result.shares:
-        # A refit starts from the best trial's weights, and an ensemble's job is its first member's:
-        # what trials started from is the search's to say.
-        asked = asked.behind(job.train.start_from)
-    plan, until = in_time.ending(result, ledger)
-    folders = [result.folder]
-    version = publish(store, plan, result.best, "search", children, folders, asked, until)
+    found = _searched(job, show, pinned, monitors, ledger)
+    # Two terminals that searched together would plan two refits, and register two versions.
+    with ledger.owned(found.folder):
+        result = _with_refit(job, found, show, monitors, ledger)
+        if not result.is_of_one_refit:
+            telling.finished(monitors, result.plan.job, result.best)
+        children = result.runs(price.usd_per_device_s if price else None)
+        asked = CalledFor(
+            "tune", "raypipe tune was called", device_s=result.device_s, heads=result.heads
+        )
+        if result.refitted or result.shares:
+            # A refit starts from the best trial's weights, and an ensemble's job is its first
+            # member's: what trials started from is the search's to say.
+            asked = asked.behind(job.train.start_from)
+        plan, until = in_time.ending(result, ledger)
+        folders = [result.folder]
+        # A refit's own metrics have nothing of validation.
+        with _kept("search", found.folder, found.metric, found.best.metrics):
+            version = publish(store, plan, result.best, "search", children, folders, asked, until)
+        in_time.settle(job, found, result, ledger)
     return result, version, store
 
 
@@ -249,19 +283,32 @@ def search_and_refit(
     pinned, ledger: as `search_and_register` takes them.
     """
     ledger = ledger or Ledger(job.search.budget_s)
-    # What is in here cannot look at a clock, until trials run.
     with ledger.reading():
         job = job.model_copy(update={"train": feasible.one_worker(job.training).train})
+    found = _searched(job, show, pinned, monitors, ledger)
+    with ledger.owned(found.folder):
+        return _with_refit(job, found, show, monitors, ledger)
+
+
+def _searched(
+    job: Job, show: Show, pinned: Pinned | None, monitors: Sequence[Monitor], ledger: Ledger
+) -> SearchResult:
+    # What is in here cannot look at a clock, until trials run.
+    with ledger.reading():
         pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
         in_time.begin(job, pinned, ledger)
         with show.searching(job.train.stopping.metric) as told:
             listener = telling_trials.standings(monitors, job.training, told)
-            result = tuner.search(job.training, job.search, listener, pinned, ledger)
+            return tuner.search(job.training, job.search, listener, pinned, ledger)
 
+
+def _with_refit(
+    job: Job, found: SearchResult, show: Show, monitors: Sequence[Monitor], ledger: Ledger
+) -> SearchResult:
     def train(again: TrainJob, found: SearchResult, until: float | None) -> SearchResult:
         return _refitted(again, found, show, monitors, until)
 
-    return in_time.refitted(job, result, ledger, train)
+    return in_time.refitted(job, found, ledger, train)
 
 
 def _refitted(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -120,9 +121,15 @@ class Held:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that the system gives to nobody: Spark and Ray start for half a minute, and one that it
+    had given and taken back was another process's by then."""
+    given = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    lowest = int(given.read_text().split()[0]) if given.exists() else 32_768
+    # From 10002 to 19999 are those of Ray's workers.
+    for port in random.sample(range(20_000, max(lowest, 21_000)), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    pytest.fail("none of a hundred ports is free")
 
 
 def hold() -> Held:

@@ -101,3 +101,19 @@ def test_the_second_terminal_goes_on_where_the_first_was_killed(job: Path) -> No
     assert second.process.returncode == 0, err
     assert json.loads(out.splitlines()[-1])["epochs"] == 900
     assert "epoch   1 of 900" not in err and "epoch 900 of 900" in err
+
+
+def test_the_same_search_in_two_terminals_has_one_refit(job: Path) -> None:
+    """Each planned one, by the time that it had itself."""
+    asked = [*SEARCH, "search.refit={train.epochs: 3}", "search.budget_s=120"]
+    terminals = [Terminal("tune", job, *asked) for _ in range(2)]
+    logs, told = [], []
+    for terminal in terminals:
+        out, err = terminal.process.communicate(timeout=240)
+        assert terminal.process.returncode == 0, err
+        logs.append(err)
+        told.append(json.loads(out.splitlines()[-1]))
+    assert told[0]["model"] == told[1]["model"]
+    # The second one says so, and not once for the search and once for the refit.
+    assert "".join(logs).count("Another process works on the same") == 1
+    assert "".join(logs).count("epoch   3 of 3") == 1

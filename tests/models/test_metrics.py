@@ -67,3 +67,15 @@ def test_overall_metrics_are_those_of_a_training() -> None:
             assert value == pytest.approx(theirs[f"val_{name}"], rel=1e-4), (kind, name)
     with pytest.raises(ValueError, match="there are none"):
         overall(task, scores_NC[:0], targets_NC[:0])
+
+
+def test_a_label_that_is_no_class_is_wrong_and_nobodys_row() -> None:
+    """It stood in the row of the first class."""
+    task = Task("single_label", ("a", "b"))
+    scores_NC = np.array([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]], np.float32)
+    targets_NC = np.array([[1, 0], [0, 1], [0, 0]], np.float32)
+    assert confusion(scores_NC, targets_NC).tolist() == [[1, 0], [0, 1]]
+    assert overall(task, scores_NC, targets_NC) == pytest.approx(
+        {"accuracy": 2 / 3, "balanced_accuracy": 1.0}
+    )
+    assert by_class(task, scores_NC, targets_NC)[1].precision == 0.5

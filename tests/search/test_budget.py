@@ -334,6 +334,36 @@ def test_after_a_refit_the_speed_is_still_the_trials() -> None:
     assert speed is not None and speed.side_px == 128
 
 
+def test_in_a_short_budget_shifted_copies_get_what_an_ensemble_and_a_refit_leave() -> None:
+    """Ten seconds were kept for them, and there was no time for an ensemble."""
+    copied = {"shifted": 3000, "least_shifted": 600, "start_s": 8.0}
+    for budget_s, waits in ((45.0, True), (59.9, True), (60.0, False), (600.0, False)):
+        made, _ = ledger(budget_s, **copied)
+        during = made.ending(4, SPEED)
+        assert during.seconds > during.least_s + budget.FIT_S, "trials end as before"
+        made.forecast.trials_ended = True
+        after = made.ending(4, SPEED)
+        assert after.least_s == during.least_s
+        assert after.seconds == (after.least_s if waits else during.seconds)
+        # They are made if there is time: see in_time.ending.
+        assert after.least_shifted_s == during.least_shifted_s
+        assert after.fit_s == during.fit_s
+
+
+def test_a_soup_and_its_first_trial_are_two_networks() -> None:
+    """They were told as one, and the end took as long again as was planned."""
+    metrics = {"images_per_s": 100.0, "step_s": 0.3, "forward_s": 0.1}
+    trial = Trial("trial-0", {}, 0.9, 3, False, (metrics,), "somewhere")
+    tuned = ModelConfig(mode="finetune", side_px=128)
+    job = SimpleNamespace(model=tuned, train=TrainConfig(workers=2))
+    found: Any = SimpleNamespace(trials=(trial,), again=(), models={"trial-0": tuned}, job=job)
+    made, _ = ledger(600.0)
+    alone = in_time._expect(found, [trial], made)
+    assert alone is not None and made.forecast.others_s == 0
+    both = in_time._expect(found, [trial, trial], made)
+    assert both == alone and made.forecast.others_s == pytest.approx(1 / 300)
+
+
 def test_predictions_after_the_trials_are_as_fast_as_their_threads() -> None:
     metrics = {"images_per_s": 100.0, "step_s": 0.3, "forward_s": 0.1}
 
@@ -486,6 +516,10 @@ def test_a_budget_that_waited_for_another_process_says_so(tmp_path: Path) -> Non
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(TooShort, match=says) as told, late.reading(), late.owned(folder):
             pass
+        # When trials have ended, nothing around it looks at the clock.
+        for late in (Ledger(2.4), Ledger(1.0)):
+            with pytest.raises(TooShort, match=says), late.owned(folder):
+                pass
     assert str(folder) in str(told.value) and "Run the same command again" in str(told.value)
     free = Ledger(2.4)
     with free.reading(), free.owned(folder):
@@ -500,7 +534,8 @@ def test_only_the_wait_is_told_as_waiting(tmp_path: Path, monkeypatch: pytest.Mo
     ledger = Ledger(600, clock=clock)
 
     @contextmanager
-    def held(folder: Path) -> Iterator[None]:
+    def held(folder: Path, says: bool) -> Iterator[None]:
+        assert says == (not ledger.phases), "once for each folder"
         clock.now += 0.6
         yield
 
@@ -511,6 +546,8 @@ def test_only_the_wait_is_told_as_waiting(tmp_path: Path, monkeypatch: pytest.Mo
         assert ledger.lap("reading") == pytest.approx(45)
     spent = {name: round(phase.spent_s, 1) for name, phase in ledger.phases.items()}
     assert spent == {"waiting for another process": 0.6, "reading": 45.0}
+    with ledger.owned(tmp_path):
+        pass
 
 
 def test_a_refit_has_time_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:

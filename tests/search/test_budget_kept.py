@@ -12,7 +12,10 @@ import pytest
 import ray
 
 from raypipe.cli.console import Console
+from raypipe.config import replace
+from raypipe.files import is_owned
 from raypipe.job import Job
+from raypipe.search import refit
 from raypipe.search.leaderboard import FIRST
 from raypipe.search.ledger import Ledger
 from raypipe.search.space import defaults
@@ -20,7 +23,7 @@ from raypipe.search.trials.standing import Standing
 from raypipe.tables.table import TableConfig
 from raypipe.timer import OutOfTime, interrupted
 from raypipe.train import checkpoint
-from raypipe.work import reports, training
+from raypipe.work import in_time, reports, training
 
 from .test_refit import cells
 from .test_tuner import Searches
@@ -63,10 +66,21 @@ def searched(job: Job, later: float) -> tuple[Any, Any, Ledger]:
 
 @pytest.mark.usefixtures("ray_session")
 def test_trials_end_for_a_refit_that_fits(
-    cells: TableConfig, searches: Searches, tmp_path: Path
+    cells: TableConfig, searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = searches(tmp_path, **ASKED, **{"table.uri": cells.uri})
+    # Another terminal plans no refit of its own, and registers no other model.
+    held = []
+    for where, name in ((refit, "planned"), (training, "publish")):
+        real = getattr(where, name)
+
+        def spied(*given: Any, real: Any = real) -> Any:
+            held.append(is_owned(next((tmp_path / "search").iterdir())))
+            return real(*given)
+
+        monkeypatch.setattr(where, name, spied)
     result, version, ledger = searched(job, later=1100)
+    assert held == [True, True] and not is_owned(result.folder)
     assert 3 <= len(result.trials) < 500 and "the budget of 2000 s" in str(result.stopped)
     assert result.refitted and result.job.train.anneal_s < 900 and len(result.best.history) == 3
     said = ledger.summary()
@@ -88,6 +102,20 @@ def test_where_no_time_is_left_the_best_trial_is_the_answer(
     result, version, ledger = searched(job, later=1990)
     assert not result.refitted and str(version).endswith("/1")
     assert "No refit" in ledger.notes[0] and " left (" in ledger.notes[0]
+
+    # A rerun has all of the time for a refit, and would register another model.
+    for _ in range(2):
+        again, same, ledger = searched(job, later=0)
+        assert same == version and again.best.key == result.best.key and not again.refitted
+        (said,) = ledger.notes
+        assert " left (" in said and "when this model was registered (to try again" in said
+        assert said.count("registered") == 1
+    other = replace(job, {"search.refit": {"train.epochs": 4}})
+    again, newer, _ = searched(other, later=0)
+    assert again.refitted and str(newer).endswith("/2")
+    (result.folder / in_time.SETTLED).unlink()
+    again, newer, _ = searched(job, later=0)
+    assert again.refitted and str(newer).endswith("/3")
 
 
 @pytest.mark.usefixtures("ray_session")

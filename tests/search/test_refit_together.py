@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypipe.cli.console import Console as Shown
-from raypipe.config import validate
+from raypipe.config import replace, validate
 from raypipe.errors import RaypipeError
 from raypipe.job import Job
 from raypipe.models.ensemble import EnsembleModel
@@ -219,6 +219,7 @@ def test_all_members_are_trained_again_or_none(
         assert sorted(result.shares) == pytest.approx([0.1, 0.3, 0.6])
         assert "val_loss" in result.best.metrics and result.job.feed.train == "train"
         monkeypatch.setattr(together, "make", lambda *given: pytest.fail("chosen again"))
+        (result.folder / in_time.SETTLED).unlink()  # or it is not tried again
     sides_within_limits(result, monkeypatch)
 
     fails[0], now[0] = "none", 0.0
@@ -294,6 +295,7 @@ def test_a_trial_that_joins_a_head_costs_no_answer(
     ended = [values["RunId"] for values in told if values["Kind"] == "finished"]
     assert ended == [alone.best.key], "one training has one end"
     assert alone.refitted and alone.again == (head,) and not alone.shares
+    (alone.folder / in_time.SETTLED).unlink()
 
     def train(again: Any, member: SearchResult) -> SearchResult:
         planned = refit.planned(again, member)
@@ -304,6 +306,14 @@ def test_a_trial_that_joins_a_head_costs_no_answer(
     weights.write_bytes(sound)
     both, _, _ = training.search_and_register(job, Shown(True))
     assert both.again == both.members == (rival.name, head) and both.shares == (0.5, 0.5)
+
+    # One that came to nothing stays out on a rerun, whatever it would come to then.
+    lost = replace(job, {"search.refit": refits | {"train.lr": 1e30}})
+    result, version, _ = training.search_and_register(lost, Shown(True))
+    assert result.again == (head,)
+    monkeypatch.setattr(trainer, "_run_into", lambda *given: pytest.fail("trained again"))
+    result, same, _ = training.search_and_register(lost, Shown(True))
+    assert result.again == (head,) and same == version
 
 
 def test_a_refit_tells_its_end_under_the_key_of_its_epochs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,31 @@ def test_the_planted_slice_is_the_worst_and_its_interval_covers_the_truth(
     assert len(store.client.search_runs([store.experiment_id])) == before + 1
 
 
+def test_an_image_of_a_class_that_the_model_does_not_know_is_wrong(
+    cli: Cli, run: Path, night: tuple[str, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """One new class in a table of thousands: the whole table was refused."""
+    rows = night[1][:60]
+    hot = [row | {"image_id": f"hot {n}", "label": "hot"} for n, row in enumerate(rows[:3])]
+    write_deltalake(str(tmp_path / "known"), pa.Table.from_pylist(rows))
+    write_deltalake(str(tmp_path / "all"), pa.Table.from_pylist(rows + hot))
+    told = []
+    for table in ("known", "all"):
+        words = ["models:/photos@champion", str(tmp_path / table), f"run.dir={run / 'run'}"]
+        code, out, err = cli("evaluate", *words, "--json")
+        assert code == 0, err
+        told.append((json.loads(out.splitlines()[-1]), " ".join(err.split())))
+    (known, no_word), (found, said) = told
+    assert known["unknown"] == {} and "unknown classes" not in no_word
+    assert found["unknown"] == {"hot": 3} and (found["images"], known["images"]) == (63, 60)
+    assert "3 images have classes that the model does not know ('hot' 3): they count as" in said
+    right = known["metrics"]["accuracy"] * 60
+    assert found["metrics"]["accuracy"] == pytest.approx(right / 63)
+    assert found["metrics"]["balanced_accuracy"] == known["metrics"]["balanced_accuracy"]
+    page = Path(found["report"]).read_text(encoding="utf-8")
+    assert "Unknown classes" in page and "labelled hot" in page
+
+
 def _store(run: Path) -> tuple[Any, Any]:
     settings = {"run": {"name": "photos", "dir": str(run / "run")}, "table": {"uri": "unused"}}
     job = validate(Job, settings)
@@ -252,7 +277,7 @@ def test_the_driver_keeps_no_picture_but_the_surest(
         (["models:/photos@champion", "NIGHT", "evaluate.group=image"], "makes no slices"),
         (
             ["models:/photos@champion", "OTHER"],
-            r"Labels that the model does not know.*hot.*evaluate.table.where",
+            r"Labels that the model does not know.*hot.*evaluate.table.columns.label",
         ),
         (
             ["models:/photos@champion", "NIGHT", "evaluate.table.where={line: none}"],
