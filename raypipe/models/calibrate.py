@@ -212,7 +212,8 @@ def _sayings(
         raise ValueError("calibration is measured on images, and there are none")
     if kind == "single_label":
         said_NK = scores_NC.max(1, keepdims=True)
-        right_N = scores_NC.argmax(1) == targets_NC.argmax(1)
+        # A label that is none of the classes is a target of zeros: nothing is right.
+        right_N = targets_NC[np.arange(len(scores_NC)), scores_NC.argmax(1)] >= 0.5
         return said_NK.astype(np.float64), right_N[:, None].astype(np.float64)
     return scores_NC.astype(np.float64), targets_NC.astype(np.float64)
 

@@ -71,6 +71,15 @@ def test_the_error_of_known_bins() -> None:
     ]
 
 
+def test_of_a_label_that_is_no_class_nothing_is_right() -> None:
+    """A target of zeros counted as the first class."""
+    scores_NC = np.tile([[0.9, 0.1]], (10, 1)).astype(np.float32)
+    targets_NC = np.zeros((10, 2), np.float32)
+    targets_NC[:4, 0] = 1
+    (only,) = calibration("single_label", scores_NC, targets_NC).bins
+    assert only.images == 10 and only.right == pytest.approx(0.4)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_sure_scores_give_finite_scores_and_a_temperature_within_its_bounds(kind: Kind) -> None:
     scores_NC = np.array([[1.0, 0.0], [0.0, 1.0]] * 5, np.float32)[:, : 1 + (kind != "probability")]
