@@ -77,7 +77,7 @@ def test_of_a_label_that_is_no_class_nothing_is_right() -> None:
     targets_NC = np.zeros((10, 2), np.float32)
     targets_NC[:4, 0] = 1
     (only,) = calibration("single_label", scores_NC, targets_NC).bins
-    assert only.images == 10 and only.right == pytest.approx(0.4)
+    assert only.count == 10 and only.right == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
