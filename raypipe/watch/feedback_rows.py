@@ -27,7 +27,7 @@ from raypipe.errors import DataError, Unreachable, one_line
 from raypipe.models import labels as meaning
 from raypipe.models import outcomes
 from raypipe.models.outcomes import Outcomes
-from raypipe.models.tasks import NUMERIC
+from raypipe.models.tasks import NUMERIC, Task
 from raypipe.registry.package import Package
 from raypipe.serve import batch
 from raypipe.tables import scan
@@ -87,6 +87,15 @@ class Came:
 
     rows: tuple[Mapping[str, Any], ...]
     says: Feedback
+
+
+@dataclass(frozen=True)
+class _Label:
+    """What the table says of an image. group: "" where it has none. domain: None without a column."""
+
+    text: str
+    group: str
+    domain: str | None
 
 
 @dataclass(frozen=True)
@@ -151,7 +160,6 @@ def _gather(
     left_out = _left_out(run, watch, by, mine, labels)
     task = by.package.task
     for window, one in enumerate(said):
-        sure_N = outcomes.sure(task, one.scores_NC)
         fresh: list[int] = []
         for n, image in enumerate(one.images):
             if image not in labels or image in judged:
@@ -162,34 +170,64 @@ def _gather(
             if image[1] in contents:
                 left_out.setdefault(image, COPY)
             contents.add(image[1])
-        # All others of the window, labelled earlier or not: what came is a draw of all of them.
         compared_n = {n for n in fresh if one.images[n] not in left_out}
-        is_other = [
+        # All others of the window, labelled earlier or not: what came is a draw of all of them.
+        is_other_N = [
             n not in compared_n and image not in left_out for n, image in enumerate(one.images)
         ]
-        others.append(Seen(sure_N[is_other], np.full(sum(is_other), window)))
+        sure_N = outcomes.sure(task, one.scores_NC)
+        others.append(Seen(sure_N[is_other_N], np.full(sum(is_other_N), window)))
         windows += [window] * len(compared_n)
-        if not fresh:
-            continue
-        texts = [labels[one.images[n]][0] for n in fresh]
-        scores_nC = one.scores_NC[fresh]
-        error_n = outcomes.errors_of_texts(task, scores_nC, texts)
-        predicted = task.predictions(scores_nC)
-        for place, n in enumerate(fresh):
-            image = one.images[n]
-            rows.append(
-                {
-                    "image_id": image[0],
-                    "sha256": image[1],
-                    "label": texts[place],
-                    "predicted": predicted[place],
-                    "left_out": left_out.get(image),
-                    "group": labels[image][1],
-                    "error": float(error_n[place]),
-                    "sure": None if np.isnan(sure_N[n]) else float(sure_N[n]),
-                }
-            )
+        rows += _as_rows(task, one, fresh, labels, left_out)
     compared = [row for row in rows if row["left_out"] is None]
+    notes += _left_out_in_words(rows)
+    if len(compared) < LEAST:
+        return None
+    notes += _unknown_in_words(task, compared)
+    rest = Seen(
+        np.concatenate([one.sure_N for one in others]),
+        np.concatenate([one.window_N for one in others]),
+    )
+    came, is_share = _outcomes(compared, labels, known), task.kind not in NUMERIC
+    says = feedback.judge(known, came, rest, is_share, run.seed, np.array(windows))
+    says = feedback.with_notes(says, notes)
+    return Came(tuple(rows), says)
+
+
+def _as_rows(
+    task: Task,
+    said: _Said,
+    fresh: Sequence[int],
+    labels: Mapping[Image, _Label],
+    left_out: Mapping[Image, str],
+) -> list[dict[str, Any]]:
+    """The rows of the table for these images of `said`, without key and time."""
+    if not fresh:
+        return []
+    texts = [labels[said.images[n]].text for n in fresh]
+    scores_nC = said.scores_NC[list(fresh)]
+    error_n = outcomes.errors_of_texts(task, scores_nC, texts)
+    sure_n = outcomes.sure(task, scores_nC)
+    predicted = task.predictions(scores_nC)
+    rows = []
+    for place, image in enumerate(said.images[n] for n in fresh):
+        rows.append(
+            {
+                "image_id": image[0],
+                "sha256": image[1],
+                "label": texts[place],
+                "predicted": predicted[place],
+                "left_out": left_out.get(image),
+                "group": labels[image].group,
+                "error": float(error_n[place]),
+                "sure": None if np.isnan(sure_n[place]) else float(sure_n[place]),
+            }
+        )
+    return rows
+
+
+def _left_out_in_words(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    notes = []
     for why, text in (
         ("asked", "of images that raypipe asked for, the hardest ones"),
         ("learned", "of images that the champion has learned from"),
@@ -198,29 +236,29 @@ def _gather(
         count = sum(row["left_out"] == why for row in rows)
         if count:
             notes.append(f"labels: {count} {text}, are not compared")
-    if len(compared) < LEAST:
-        return None
+    return notes
+
+
+def _unknown_in_words(task: Task, compared: Sequence[Mapping[str, Any]]) -> list[str]:
     unknown = outcomes.unknown(task, [row["label"] for row in compared])
-    if unknown:
-        names = ", ".join(repr(one_line(name, LONGEST)) for name in unknown[:SHOWN])
-        more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
-        notes.append(f"labels: the champion does not know {names}{more}: these count as wrong")
-    domains = [labels[row["image_id"], row["sha256"]][2] for row in compared]
+    if not unknown:
+        return []
+    names = ", ".join(repr(one_line(name, LONGEST)) for name in unknown[:SHOWN])
+    more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
+    return [f"labels: the champion does not know {names}{more}: these count as wrong"]
+
+
+def _outcomes(
+    compared: Sequence[Mapping[str, Any]], labels: Mapping[Image, _Label], known: Outcomes
+) -> Outcomes:
+    domains = [labels[row["image_id"], row["sha256"]].domain for row in compared]
     has_groups = known.groups is not None and any(row["group"] for row in compared)
-    came = Outcomes(
+    return Outcomes(
         np.array([row["error"] for row in compared]),
         np.array([np.nan if row["sure"] is None else row["sure"] for row in compared]),
         tuple(domain for domain in domains if domain is not None),
         tuple(row["group"] or "" for row in compared) if has_groups else None,
     )
-    is_share = task.kind not in NUMERIC
-    rest = Seen(
-        np.concatenate([one.sure_N for one in others]),
-        np.concatenate([one.window_N for one in others]),
-    )
-    says = feedback.judge(known, came, rest, is_share, run.seed, np.array(windows))
-    says = feedback.with_notes(says, notes)
-    return Came(tuple(rows), says)
 
 
 def before(
@@ -308,8 +346,8 @@ def _said(mine: Batch, earlier: Sequence[Entry], source: TableConfig) -> Iterato
 
 def _labels(
     package: Package, table: ImageTable, mine: Batch, wanted: set[Image], notes: list[str]
-) -> dict[Image, tuple[str, str, str | None]]:
-    """(label, group, domain) of each wanted image that has a label in this version of the table.
+) -> dict[Image, _Label]:
+    """The label of each wanted image that has one in this version of the table.
 
     An image that has several different ones has none, and neither have its copies.
     """
@@ -327,7 +365,7 @@ def _labels(
     domain = domain if domain in has else None
     more = [name for name in (group, domain) if name]
     names = list(dict.fromkeys([columns.id, columns.label, columns.image, *more]))
-    found: dict[Image, tuple[str, str, str | None]] = {}
+    found: dict[Image, _Label] = {}
     of_content: dict[str, str] = {}
     several: set[str] = set()
     unread: dict[str, int] = {}
@@ -347,7 +385,7 @@ def _labels(
             of_group = "" if group is None else _text(row[group])
             # As a package keeps them (belonging.py): blank for a null.
             of_domain = None if domain is None else _text(row[domain])
-            found.setdefault(this, (label.text, of_group, of_domain))
+            found.setdefault(this, _Label(label.text, of_group, of_domain))
             if of_content.setdefault(this[1], label.text) != label.text:
                 several.add(this[1])
     for why, count in list(unread.items())[:SHOWN]:
