@@ -27,10 +27,10 @@ from raypipe.errors import DataError, Unreachable
 from raypipe.files import in_name
 from raypipe.images.measure import SEEN
 from raypipe.models.tasks import NUMERIC
-from raypipe.registry import made_by, promote, runs
+from raypipe.registry import fetching, made_by, promote, runs
 from raypipe.registry.package import Package, Reference
-from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
+from raypipe.registry.versions import ModelVersion
 from raypipe.serve import batch
 from raypipe.serve.batch import Brought, Calls, PredictConfig
 from raypipe.tables import between
@@ -152,7 +152,7 @@ def check(
     if watch.arrived is not None and "online" in (drift.detectors or ()):
         key = key_of(key, watch.arrived)
     key = _named(run, watch, key, name)
-    package = promote.fetch(store, model)
+    package = fetching.fetch(store, model)
     options = batch_table.storage_options
     mine = read_batch(predicted.version, predicted.uri, predicted.key, options)
     reference = package.reference()
