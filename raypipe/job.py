@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import model_validator
+from typing_extensions import Self
 
 from raypipe.artifacts.settings import ArtifactsConfig
 from raypipe.costs.settings import CostConfig
@@ -48,6 +49,17 @@ class Job(TrainSections):
     """The node type that the job runs on, and prices, for estimates of money."""
     artifacts: ArtifactsConfig = ArtifactsConfig()
     """Where copies of reports, packages and logs go."""
+
+    @model_validator(mode="after")
+    def _retrain_can_be_balanced(self) -> Self:
+        # Else a retrain would say it, after the check, of feed.sampling.
+        task = self.model.task
+        if self.watch.retrain_sampling == "balanced" and task != "single_label":
+            raise ValueError(
+                f"watch.retrain_sampling=balanced needs one class an image, and model.task={task}. "
+                "Set it to auto"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -18,7 +18,7 @@ import yaml
 
 from raypipe.config import RunConfig, validate
 from raypipe.errors import DataError
-from raypipe.registry import promote, runs
+from raypipe.registry import fetching, promote, runs, versions
 from raypipe.registry.package import Package
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
@@ -109,7 +109,7 @@ def test_its_model_is_refused_with_the_way_out_and_then_predicts_as_it_did(
 
     first = promote.require_champion(store)
     with pytest.raises(DataError, match="has no seal") as refused:
-        promote.fetch(store, first)
+        fetching.fetch(store, first)
     exec(
         str(refused.value.fix).partition("the tag: ")[2].replace("MlflowClient()", "client"),
         {"client": store.client},
@@ -145,18 +145,18 @@ def test_a_training_is_read_or_made_again_and_registered_with_a_seal(
     assert code == 0, err
     said = json.loads(out)
     assert said["champion"] == "old/1" != said["model"]
-    made = next(v for v in promote.versions(store) if str(v) == said["model"])
-    assert made.seal and promote.fetch(store, made).seal == made.seal
+    made = next(v for v in versions.every(store) if str(v) == said["model"])
+    assert made.seal and fetching.fetch(store, made).seal == made.seal
     assert {p: p.read_bytes() for p in before} == before  # what was there is not written over
 
 
 def test_its_retrain_goes_on_from_its_champion(
     left: Path, store: Store, job: Path, cli: Cli, ray_session: str
 ) -> None:
-    first = next(v for v in promote.versions(store) if v.version == 1)
+    first = next(v for v in versions.every(store) if v.version == 1)
     if first.seal is None:
         seal = Package(next((left / "run" / "packages").glob(f"{first.tags[runs.KEY]}"))).seal
-        store.client.set_model_version_tag("old", "1", promote.SEAL, seal)
+        store.client.set_model_version_tag("old", "1", versions.SEAL, seal)
     code, out, err = cli(
         "retrain", job, "watch.force=true", "run.seed=8", "watch.retrain_samples=1", "--json"
     )

@@ -8,9 +8,9 @@ from pathlib import Path
 from raypipe import report
 from raypipe.config import dump
 from raypipe.job import Job
-from raypipe.registry import made_by, promote
-from raypipe.registry.promote import ModelVersion
+from raypipe.registry import fetching, made_by, promote
 from raypipe.registry.store import Store
+from raypipe.registry.versions import ModelVersion
 from raypipe.search import page as search_page
 from raypipe.search.result import SearchResult
 from raypipe.tables import scan, verdicts
@@ -37,7 +37,7 @@ def write(
     first: ModelVersion,
 ) -> Path:
     """The page of the whole story; returns its path."""
-    package = promote.fetch(store, first)
+    package = fetching.fetch(store, first)
     pictures = []
     for name, checked in checks.items():
         mine = read_batch(checked.table, *checked.predictions, nights[name].storage_options)

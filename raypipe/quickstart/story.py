@@ -33,8 +33,8 @@ from raypipe.errors import RaypipeError
 from raypipe.job import Job
 from raypipe.quickstart import folder, page
 from raypipe.registry import promote
-from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
+from raypipe.registry.versions import ModelVersion
 from raypipe.search.result import SearchResult
 from raypipe.serve import batch
 from raypipe.stores import address

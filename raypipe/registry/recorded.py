@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raypipe.registry import catalog
-from raypipe.registry.promote import DECISION, ModelVersion
 from raypipe.registry.runs import finished_run
 from raypipe.registry.store import Store
+from raypipe.registry.versions import DECISION, ModelVersion
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from raypipe import report
 from raypipe.config import dump
 from raypipe.registry import made_by
-from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
+from raypipe.registry.versions import ModelVersion
 from raypipe.report.formats import begun
 from raypipe.search import refit
 from raypipe.search.importance import importance

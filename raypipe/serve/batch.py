@@ -23,9 +23,9 @@ from pydantic import Field, field_validator
 
 from raypipe.config import RunConfig, Section, key_of
 from raypipe.errors import DataError, Unreachable
-from raypipe.registry import promote
-from raypipe.registry.promote import ModelVersion
+from raypipe.registry import fetching, promote
 from raypipe.registry.store import Store
+from raypipe.registry.versions import ModelVersion
 from raypipe.serve import pieces, since, workers
 from raypipe.serve.commits import Calls, Commits, Stopped
 from raypipe.serve.links import batches, finished, links, read_rows
@@ -364,5 +364,5 @@ def _shared(store: Store, model: ModelVersion) -> SharedPackage:
     """The model for the workers. The last one is kept: a stream asks for it again and again."""
     if _last_shared and _last_shared[0].is_of(model.seal):
         return _last_shared[0]
-    _last_shared[:] = [share(promote.fetch(store, model))]
+    _last_shared[:] = [share(fetching.fetch(store, model))]
     return _last_shared[0]

@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from raypipe.config import RunConfig
 from raypipe.errors import ClusterError, ConfigError, one_line
 from raypipe.registry import promote
-from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
+from raypipe.registry.versions import ModelVersion
 from raypipe.serve import batch
 from raypipe.serve.batch import Calls, NothingToPredict, PredictConfig, Stopped
 from raypipe.serve.signals import stopping

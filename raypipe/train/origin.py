@@ -17,7 +17,7 @@ from raypipe.cluster.usage import Nodes
 from raypipe.feed.dataset import Pinned
 from raypipe.registry import made_by
 from raypipe.registry.card import Judged
-from raypipe.registry.promote import ModelVersion
+from raypipe.registry.versions import ModelVersion
 from raypipe.tables import cleaned, identity
 from raypipe.train import learned
 from raypipe.train.job import TrainJob, TrainResult

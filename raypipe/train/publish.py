@@ -18,10 +18,10 @@ from raypipe.errors import hidden
 from raypipe.feed.dataset import Pinned
 from raypipe.files import file_lock
 from raypipe.models.ensemble import EnsembleModel
-from raypipe.registry import made_by, of_task, package, packing, promote, runs, system_metrics
+from raypipe.registry import made_by, of_task, package, packing, runs, system_metrics, versions
 from raypipe.registry.card import HTML, MARKDOWN, html, markdown, of_package
-from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
+from raypipe.registry.versions import ModelVersion
 from raypipe.tables import scan
 from raypipe.train import learned, origin, shifted, unseen
 from raypipe.train.described import card
@@ -60,7 +60,7 @@ def publish(
     # Of two processes that publish the same result, the second waits and finds the first's version.
     key = package_key(planned.job, result)
     with file_lock(store.folder / f"publish-{key}.lock"):
-        registered = promote.find(store, key)
+        registered = versions.find(store, key)
         folders = [*recorded, planned.folder]
         if registered is not None:
             return registered
@@ -159,7 +159,7 @@ def _publish(
         tags[runs.PREPARED_FROM] = pinned.version.origin
     if calibrated is not None:
         tags[CALIBRATION] = to_json(asdict(calibrated))
-    return promote.register(store, run_id, Path(folder), key, tags)
+    return versions.register(store, run_id, Path(folder), key, tags)
 
 
 def _tags(made: dict[str, Any]) -> dict[str, str]:

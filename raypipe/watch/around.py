@@ -89,9 +89,8 @@ def _sampling(
     if wanted == "sources":
         knows_all = bool(feed.mix) and set(feed.mix or ()) == set(sources)
         mix = job.feed.mix or (feed.mix if knows_all else None)
-    weights = feed.weights
-    if wanted == "weighted":
-        weights = job.feed.weights or weights
+    # No other sampling takes a column of weights, which the champion may have had.
+    weights = (job.feed.weights or feed.weights) if wanted == "weighted" else None
     return {"feed.sampling": wanted, "feed.mix": mix, "feed.weights": weights}
 
 

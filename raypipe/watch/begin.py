@@ -25,7 +25,7 @@ from raypipe.errors import ConfigError, DataError, RaypipeError, Unreachable
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.files import write_atomic
 from raypipe.registry.package import MANIFEST, Package
-from raypipe.registry.promote import ModelVersion
+from raypipe.registry.versions import ModelVersion
 from raypipe.search.settings import SearchConfig
 from raypipe.tables import label_column, scan
 from raypipe.train import learned, start

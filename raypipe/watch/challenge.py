@@ -12,8 +12,8 @@ from raypipe.cluster import usage
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.models.ensemble import Member
 from raypipe.monitor.monitor import Monitor
-from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
+from raypipe.registry.versions import ModelVersion
 from raypipe.report.formats import cell
 from raypipe.search import refit, refit_together, tuner
 from raypipe.search import telling as telling_trials

@@ -22,9 +22,9 @@ from raypipe import report
 from raypipe.config import RunConfig, key_of
 from raypipe.errors import DataError, Unreachable
 from raypipe.files import in_name
-from raypipe.registry import made_by, promote, runs
-from raypipe.registry.promote import ModelVersion
+from raypipe.registry import fetching, made_by, promote, runs
 from raypipe.registry.store import Store
+from raypipe.registry.versions import ModelVersion
 from raypipe.serve import batch
 from raypipe.serve.batch import Brought, Calls, PredictConfig
 from raypipe.tables.commits import rows_named, rows_once
@@ -133,7 +133,7 @@ def check(
     looked_at = predicted.key if window is None else window.key
     key = _key(run, watch, drift, name, predicted, model, window)
     alpha = promise.level(run, watch, looked_at, str(model))
-    package = promote.fetch(store, model)
+    package = fetching.fetch(store, model)
     options = batch_table.storage_options
     mine = read_batch(predicted.version, predicted.uri, predicted.key, options)
     champion = Champion(package, str(model), model.seal)

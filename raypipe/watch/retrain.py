@@ -20,10 +20,10 @@ from raypipe.config import key_of, validate
 from raypipe.errors import DataError, RaypipeError, one_line
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.monitor.monitor import Monitor
-from raypipe.registry import of_task, promote
+from raypipe.registry import fetching, of_task, promote
 from raypipe.registry.package import Package
-from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
+from raypipe.registry.versions import ModelVersion
 from raypipe.search.settings import SearchConfig
 from raypipe.tables import between, cleaned
 from raypipe.tables import clean as cleaning
@@ -144,7 +144,7 @@ def _asked_for(
             return RetrainResult(champion, None, Decision(False, text), ())
         say(f"{text}, and is not what called for this retrain")
         request = replace(request, checked=None)
-    package = promote.fetch(store, champion)
+    package = fetching.fetch(store, champion)
     # Both are compared on the same labels, and the challenger would not be promoted.
     of_task.require_same("The challenger", job.model.task, str(champion), package.task.kind)
     pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
@@ -333,7 +333,7 @@ def _retrain(request: Request, wanted: Wanted, pinned: Pinned, held: Held) -> Re
 
     def made() -> pa.Table:
         say(f"Comparing champion {champion} and challenger {challenger} on the same test rows")
-        both = [package, promote.fetch(store, challenger)]
+        both = [package, fetching.fetch(store, challenger)]
         rows = judging.judge(both, pinned, job.feed.test, say)
         judging.keep(rows, job.run.path / "reports" / f"judged-{key}.parquet")
         # The package is the champion's.

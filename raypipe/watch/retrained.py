@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raypipe.config import RunConfig, key_of
-from raypipe.registry import promote, runs
-from raypipe.registry.promote import ModelVersion
+from raypipe.registry import promote, runs, versions
 from raypipe.registry.store import Store
+from raypipe.registry.versions import ModelVersion
 from raypipe.watch import decide, decisions, records
 from raypipe.watch.comparison import Comparison
 from raypipe.watch.cycle import Busy, Journal, hold
@@ -83,7 +83,7 @@ def _lost(store: Store, run: RunConfig, watch: WatchConfig, kept: Mapping[str, A
     row = decisions.find(run, watch, kept["evidence"]["decision"])
     if row is None:
         return "the row of the decision was deleted"
-    there = {version.version: version.seal for version in promote.versions(store)}
+    there = {version.version: version.seal for version in versions.every(store)}
     compared = records.seals_of(row)
     for name in (row["champion"], row["challenger"]):
         if _number(name) not in there:
@@ -128,7 +128,7 @@ def decided(
     slices, union, decision = decisions.decided(row)
     numbers = [_number(row[name]) for name in ("champion", "challenger")]
     fix = "It was deleted: a retrain for another version of the table makes a new one"
-    champion, challenger = (promote.require_version(store, number, fix) for number in numbers)
+    champion, challenger = (versions.require(store, number, fix) for number in numbers)
     try:
         decision = carry_out(store, champion, challenger, decision, slices, kept["evidence"])
     except (promote.Lost, promote.Unreadable) as e:
@@ -161,7 +161,7 @@ def carry_out(
 
     params = {"champion": str(champion), "challenger": str(challenger)}
     runs.once(store, evidence["decision"], f"gate {challenger}", params, None, log_into)
-    promote.tag_decision(store, challenger, evidence["decision"], decision.act)
+    versions.tag_decision(store, challenger, evidence["decision"], decision.act)
     if not decision.act:
         return decision
     # Only if the alias still points at the champion that was compared.

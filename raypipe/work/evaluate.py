@@ -13,7 +13,7 @@ from raypipe.config import key_of
 from raypipe.errors import DataError
 from raypipe.feed.dataset import parts, pin
 from raypipe.job import Job
-from raypipe.registry import promote, runs
+from raypipe.registry import fetching, promote, runs, versions
 from raypipe.registry.package import Package
 from raypipe.registry.quality_parts import value
 from raypipe.registry.store import Store, open_store
@@ -165,8 +165,8 @@ def model_of(store: Store, wanted: str | None) -> Model:
         version = promote.require_champion(replace(store, alias=alias))
     else:
         fix = f"models:/{store.model}@champion is the model in use"
-        version = promote.require_version(store, int(number), fix)
-    return Model(promote.fetch(store, version), version)
+        version = versions.require(store, int(number), fix)
+    return Model(fetching.fetch(store, version), version)
 
 
 def columns_of(source: TableConfig, package: Package) -> Columns:

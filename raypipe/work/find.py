@@ -10,7 +10,7 @@ from raypipe.config import RunConfig, Section, load, merge
 from raypipe.errors import ConfigError, DataError
 from raypipe.files import is_there
 from raypipe.job import Job
-from raypipe.registry import promote, tracking
+from raypipe.registry import fetching, promote, tracking, versions
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables.table import TableConfig
@@ -50,7 +50,7 @@ def of_command(model: str, overrides: Sequence[str]) -> Model:
     job = load(Job, model, overrides)
     store = looked_at(job)
     champion = promote.require_champion(store)
-    return Model(promote.fetch(store, champion), champion)
+    return Model(fetching.fetch(store, champion), champion)
 
 
 def defaults(model: str) -> dict[str, Any]:
@@ -74,10 +74,10 @@ def _find(model: str, settings: Mapping[str, Any], overrides: Sequence[str]) -> 
     # champion is the version that it names. It may move between two calls; now counts.
     if named["version"] is None:
         champion = promote.require_champion(store)
-        return Model(promote.fetch(store, champion), champion)
+        return Model(fetching.fetch(store, champion), champion)
     fix = f"models:/{named['name']}@champion is the model in use"
-    version = promote.require_version(store, int(named["version"]), fix)
-    return Model(promote.fetch(store, version), version)
+    version = versions.require(store, int(named["version"]), fix)
+    return Model(fetching.fetch(store, version), version)
 
 
 def require_store(run: RunConfig, registry: RegistryConfig) -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from raypipe.errors import DataError
 from raypipe.registry.package import Package
-from raypipe.registry.promote import ModelVersion
+from raypipe.registry.versions import ModelVersion
 
 
 @dataclass(frozen=True, repr=False)

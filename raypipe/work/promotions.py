@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from raypipe.errors import one_line
 from raypipe.job import Job
-from raypipe.registry import follow, recorded
+from raypipe.registry import follow, recorded, versions
 from raypipe.registry import promote as registry
 from raypipe.registry.moves import Move
 from raypipe.registry.store import Store
@@ -83,7 +83,7 @@ class Moved(Result):
 def promote(job: Job, version: int, note: str, unbar: bool) -> Moved:
     """Promote a version by hand. Raises DataError for one that is not there or was rolled back."""
     store = looked_at(job)
-    challenger = registry.require_version(store, version, "raypipe promote CONFIG --version N")
+    challenger = versions.require(store, version, "raypipe promote CONFIG --version N")
     before = follow.held(store).version
     registry.promote(store, challenger, before, "by hand", note, unbar=unbar)
     return _moved(store, before, _gate(job, store, version))
@@ -135,6 +135,6 @@ def _gate(job: Job, store: Store, version: int) -> str:
 def _is_own(store: Store, version: int, key: str) -> bool:
     """Is the comparison one of this registry's? Another one may have a model of this name, and its
     records lie in the same folder."""
-    named = registry.require_version(store, version, "")
+    named = versions.require(store, version, "")
     own = recorded.decision_of(store, named) == key
     return own or recorded.of_key(store, key) is not None

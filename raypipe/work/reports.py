@@ -14,7 +14,7 @@ from raypipe.config import load, to_json
 from raypipe.errors import ConfigError
 from raypipe.files import in_name, is_there, write_atomic
 from raypipe.job import Job
-from raypipe.registry import follow, moves, promote, recorded
+from raypipe.registry import follow, moves, promote, recorded, versions
 from raypipe.registry.store import Store
 from raypipe.tables import appended
 from raypipe.watch import records
@@ -182,7 +182,7 @@ def model(job: Job, number: int | None, reread: bool = True) -> Proven:
         version = promote.require_champion(store)
     else:
         fix = "raypipe promote CONFIG --history shows versions that were in use"
-        version = promote.require_version(store, number, fix)
+        version = versions.require(store, number, fix)
     found = gather.gather(store, version, job.run, job.watch, reread, job.table.storage_options)
     answers = questions.answers(found)
     page = job.run.path / "reports" / f"model-{in_name(store.model)}-{version.version}.html"
@@ -202,7 +202,7 @@ def tell(job: Job) -> Told:
     mine = f"{store.model}/"
     # One folder may hold records of several models, and of another registry's model of this name.
     named = [row for row in checks.rows if str(row.get("model")).startswith(mine)]
-    seals = {str(version): version.seal for version in promote.versions(store)}
+    seals = {str(version): version.seal for version in versions.every(store)}
     foreign = {
         str(row.get("key")) for row in named if not _is_of(row.get("model"), row.get("seal"), seals)
     }

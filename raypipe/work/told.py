@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raypipe.config import key_of
-from raypipe.registry.promote import ModelVersion
+from raypipe.registry.versions import ModelVersion
 from raypipe.report.formats import beside
 from raypipe.tables.table import TableVersion
 from raypipe.watch import feedback

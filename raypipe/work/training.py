@@ -21,9 +21,9 @@ from raypipe.feed.dataset import FeedConfig, Pinned, pin
 from raypipe.job import Job
 from raypipe.monitor.monitor import Monitor
 from raypipe.registry import promote, runs, tracking
-from raypipe.registry.promote import ModelVersion
 from raypipe.registry.runs import KEY
 from raypipe.registry.store import Store, open_store
+from raypipe.registry.versions import ModelVersion
 from raypipe.search import feasible, outcome, refit, tuner, variants
 from raypipe.search import page as search_page
 from raypipe.search import telling as telling_trials

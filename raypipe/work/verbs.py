@@ -16,7 +16,7 @@ from raypipe.costs.spent import Price, Spent
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.monitor.monitor import Monitor
-from raypipe.registry import promote, runs
+from raypipe.registry import fetching, promote, runs
 from raypipe.registry.store import open_store
 from raypipe.serve import batch, stream
 from raypipe.serve.batch import Calls
@@ -142,7 +142,7 @@ def power(job: Job, show: Show) -> Powered:
     champion = promote.require_champion(store)
     if job.drift.needs_sidecar:
         connect(job.cluster)
-    package = promote.fetch(store, champion)
+    package = fetching.fetch(store, champion)
     known = examination.known(package, package.reference())
     with show.progress(f"Windows of the reference of {champion}", "windows") as tick:
         return Powered(measure(known, job.drift, job.watch.power, job.run.seed, tick), champion)

@@ -24,7 +24,7 @@ import pyarrow as pa
 from PIL import Image
 
 from raypipe.config import RunConfig
-from raypipe.registry import promote
+from raypipe.registry import promote, versions
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables import scan
@@ -148,7 +148,7 @@ class World:
         return promote.require_champion(self.store).version
 
     def versions(self) -> int:
-        return len(promote.versions(self.store))
+        return len(versions.every(self.store))
 
     def arrived(self) -> Counter[tuple[str, str]]:
         table = ImageTable(str(self.root / "nightly"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from raypipe.registry import promote
+from raypipe.registry import fetching, promote
 from tests.chaos import nights
 from tests.chaos.nights import World
 
@@ -55,7 +55,7 @@ def undisturbed(grown: tuple[World, Path]) -> dict[str, Any]:
 
 def state(made: World) -> dict[str, Any]:
     """As of any retrain; and what the challenger says of its weights and rows."""
-    package = promote.fetch(made.store, promote.require_champion(made.store))
+    package = fetching.fetch(made.store, promote.require_champion(made.store))
     return nights.state(made) | {"start": package.info["made"]["start"]}
 
 

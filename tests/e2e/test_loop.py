@@ -24,9 +24,9 @@ from raypipe.cli.console import Console
 from raypipe.config import validate
 from raypipe.errors import ConfigError
 from raypipe.job import Job
-from raypipe.registry import promote
-from raypipe.registry.promote import ModelVersion
+from raypipe.registry import fetching, promote, versions
 from raypipe.registry.store import Store, open_store
+from raypipe.registry.versions import ModelVersion
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.watch.check import CheckResult
@@ -132,7 +132,7 @@ def counts(job: Job) -> dict[str, int]:
         found[folder.name] = len(scan.rows(table, table.pin(), names[:1]))
     store = open_store(job.run, job.registry)
     return found | {
-        "models": len(promote.versions(store)),
+        "models": len(versions.every(store)),
         "runs": len(store.client.search_runs([store.experiment_id], max_results=200)),
     }
 
@@ -230,7 +230,7 @@ def assert_a_rollback_stays(store: Store, job: Job, both: Job, alarm: CheckResul
         assert "It was rolled back: rollback by" in again.decision.reason
         assert "--version 2 --unbar" in again.decision.reason
     assert promote.require_champion(store).version == 1 and counts(job) == before
-    second = promote.require_version(store, 2, "")
+    second = versions.require(store, 2, "")
     promote.promote(store, second, expected=1, why="by hand", unbar=True)
 
 
@@ -242,10 +242,10 @@ def assert_found_by_a_balanced_search(
     """
     assert challenger is not None
     # Once it was a hash, and `raypipe report model` gave that as the answer to "Why was it made?".
-    why = promote.fetch(store, challenger).info["made"]["called_for"]["reason"]
+    why = fetching.fetch(store, challenger).info["made"]["called_for"]["reason"]
     assert re.fullmatch(r"Drift, and labels: \d+ images of new", why)
     champions, theirs = (
-        promote.fetch(store, version).info["config"] for version in (first, challenger)
+        fetching.fetch(store, version).info["config"] for version in (first, challenger)
     )
     assert champions["feed"]["sampling"] == "natural" and theirs["feed"]["sampling"] == "sources"
     assert theirs["feed"]["train"] == "train+val" and theirs["train"]["workers"] == 2
@@ -272,7 +272,7 @@ def test_a_challenger_that_is_no_better_is_refused_with_the_reason(
     one with no mistakes.
     """
     store = open_store(job.run, job.registry)
-    first = next(v for v in promote.versions(store) if v.version == 1)
+    first = next(v for v in versions.every(store) if v.version == 1)
     table = {"uri": job.table.uri, "version": "clean"}
     part = {"name": "bees", "where": {"label": "b"}, "tolerance": 0.5, "least_rows": 5}
     # No model is a hundred times as fast as another one of its kind.

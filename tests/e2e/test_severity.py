@@ -26,7 +26,7 @@ from raypipe.errors import DataError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.models.zoo import ImageModel
-from raypipe.registry import package, promote
+from raypipe.registry import fetching, package, promote
 from raypipe.registry.package import Package
 from raypipe.registry.store import Store, open_store
 from raypipe.tables.table import TableConfig
@@ -96,7 +96,7 @@ def store(job: Job) -> Store:
 
 @pytest.fixture(scope="module")
 def champion(store: Store) -> Package:
-    return promote.fetch(store, promote.require_champion(store))
+    return fetching.fetch(store, promote.require_champion(store))
 
 
 def checked(store: Store, job: Job, batch: TableConfig, name: str) -> CheckResult:

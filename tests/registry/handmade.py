@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlflow.models import Model
 
-from raypipe.registry import catalog, mlflow_model, promote
+from raypipe.registry import catalog, mlflow_model, versions
 from raypipe.registry.package import Package
 from raypipe.registry.store import Store
 
@@ -24,6 +24,6 @@ def model(folder: Path, package: Package) -> Path:
 def version(store: Store, source: object, seal: str, run_id: str | None = None) -> None:
     """The next version of the store's model, which exists. run_id: whose file the source is, where
     that is on a server."""
-    tags = {promote.SEAL: seal}
+    tags = {versions.SEAL: seal}
     tags = catalog.written(tags) if store.is_catalog else tags
     store.client.create_model_version(store.model, str(source), run_id, tags=tags)

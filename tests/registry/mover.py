@@ -18,7 +18,7 @@ from pathlib import Path
 
 from raypipe.config import RunConfig
 from raypipe.errors import RaypipeError
-from raypipe.registry import follow, promote
+from raypipe.registry import follow, promote, versions
 from raypipe.registry.store import open_store
 from raypipe.registry.tracking import RegistryConfig
 
@@ -39,7 +39,7 @@ def main(given: dict) -> dict:
         time.sleep(0.01)
     won, refused = [], []
     for number in given["versions"]:
-        version = promote.require_version(store, number, "")
+        version = versions.require(store, number, "")
         expected = given["expected"]
         if expected == "any":
             now = promote.champion(store)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from raypipe.registry import promote, runs
+from raypipe.registry import fetching, runs, versions
 from raypipe.registry.package import Package
-from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
+from raypipe.registry.versions import ModelVersion
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def made(shared_store: Store, built: Package) -> tuple[Store, ModelVersion]:
     store = replace(shared_store, model="files that are gone")
     with runs.run(store, "gone", "train", {}, None) as run_id:
         pass
-    return store, promote.register(store, run_id, built.folder, "gone", {})
+    return store, versions.register(store, run_id, built.folder, "gone", {})
 
 
 def test_a_full_disk_for_a_copy_is_no_folder_that_was_moved(
@@ -30,7 +30,7 @@ def test_a_full_disk_for_a_copy_is_no_folder_that_was_moved(
             file.write(bytes(2**16))
             file.flush()
     with pytest.raises(OSError, match="No space") as raised:
-        promote._files(*made, str(small_disk))
+        fetching._files(*made, str(small_disk))
     assert raised.value.errno == errno.ENOSPC
 
 
@@ -40,9 +40,9 @@ def test_a_store_that_is_away_is_no_folder_that_was_moved(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     store, version = made
     away = replace(version, uri="http://127.0.0.1:9/api/2.0/mlflow-artifacts/artifacts/a")
-    with pytest.raises(promote.Gone, match=r"may be away for a while\. Run the command again"):
-        promote._files(store, away, str(tmp_path))
+    with pytest.raises(fetching.Gone, match=r"may be away for a while\. Run the command again"):
+        fetching._files(store, away, str(tmp_path))
     # Of a folder of this machine it is said as before.
     moved = replace(version, uri=(tmp_path / "old place").as_uri())
-    with pytest.raises(promote.Gone, match=r"was moved.*Move run\.dir back"):
-        promote._files(store, moved, None)
+    with pytest.raises(fetching.Gone, match=r"was moved.*Move run\.dir back"):
+        fetching._files(store, moved, None)

@@ -23,7 +23,7 @@ from raypipe.errors import DataError
 from raypipe.job import Job
 from raypipe.main import main
 from raypipe.models.zoo import ImageModel
-from raypipe.registry import catalog, follow, moves, promote, tracking
+from raypipe.registry import catalog, follow, moves, promote, tracking, versions
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.watch import retrained
@@ -108,7 +108,7 @@ def place(address: Address, files: Files, tmp_path: Path) -> Iterator[Place]:
 
 def move(store: Store, to: int, **more: object) -> None:
     now = promote.champion(store)
-    version = promote.require_version(store, to, "")
+    version = versions.require(store, to, "")
     promote.promote(store, version, now.version if now else None, **more)
 
 
@@ -227,7 +227,7 @@ def test_where_a_champion_was_taken_away_the_next_model_is_not_the_first(
 ) -> None:
     """The next `raypipe train` made its model champion, and nobody had compared it."""
     store = place.open()
-    second, third = (promote.require_version(store, number, "") for number in (2, 3))
+    second, third = (versions.require(store, number, "") for number in (2, 3))
     blue = dataclasses.replace(store, alias="blue")
     assert training.crown_first(store, second) == second == training.crown_first(store, third)
     if how == "version":
@@ -239,7 +239,7 @@ def test_where_a_champion_was_taken_away_the_next_model_is_not_the_first(
     assert training.crown_first(store, third) is None and promote.champion(store) is None
     assert training.crown_first(blue, third) == third, "an alias of its own has its own first one"
     move(store, 3)
-    assert training.crown_first(store, promote.require_version(store, 4, "")) == third
+    assert training.crown_first(store, versions.require(store, 4, "")) == third
 
 
 @stores.sqlite_first
@@ -331,7 +331,7 @@ def test_a_decision_that_was_carried_out_is_not_replayed(place: Place) -> None:
     """Neither over a rollback, nor over a move by hand in MLflow."""
     store = place.open()
     move(store, 1)
-    champion, challenger = (promote.require_version(store, n, "") for n in (1, 2))
+    champion, challenger = (versions.require(store, n, "") for n in (1, 2))
 
     def night(key: str) -> Decision:
         evidence = {"decision": key, "check": None}
@@ -360,7 +360,7 @@ def test_models_and_aliases_in_one_table_are_told_apart(place: Place) -> None:
         handmade.version(other, *astuple(place.files))
         blue = dataclasses.replace(store, alias="blue")
         assert promote.champion(other) is None and promote.champion(blue) is None
-        promote.promote(other, promote.versions(other)[0], None)
+        promote.promote(other, versions.every(other)[0], None)
         move(blue, 3)
         assert (promote.require_champion(other).version, alias(store)) == (1, 1)
         assert [len(told(s)) for s in (store, other, blue)] == [1, 1, 1]

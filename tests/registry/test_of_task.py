@@ -9,10 +9,10 @@ import pytest
 
 from raypipe.errors import DataError
 from raypipe.models.tasks import Task
-from raypipe.registry import of_task, promote, runs
+from raypipe.registry import of_task, promote, runs, versions
 from raypipe.registry.package import Package
-from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
+from raypipe.registry.versions import ModelVersion
 from raypipe.tables.table import TableVersion
 
 CELLS = Task("single_label", ("crack", "ok"))
@@ -46,7 +46,7 @@ def registered(store: Store, built: Package, task: Task) -> ModelVersion:
     with runs.run(store, key, "train", {}, TableVersion("/data/cells", 17)) as run_id:
         pass
     assert built.folder is not None
-    return promote.register(store, run_id, built.folder, key, of_task.tags(task))
+    return versions.register(store, run_id, built.folder, key, of_task.tags(task))
 
 
 def test_a_champion_is_not_replaced_by_a_version_of_another_task(

@@ -18,11 +18,11 @@ import pytest
 
 from raypipe.config import RunConfig
 from raypipe.errors import DataError, RaypipeError
-from raypipe.registry import promote, runs
+from raypipe.registry import fetching, promote, runs, versions
 from raypipe.registry.package import Package
-from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
+from raypipe.registry.versions import ModelVersion
 from raypipe.tables.table import TableVersion
 from tests.registry.stores import Address
 
@@ -45,7 +45,7 @@ def promoting(address: Address, tmp_path: Path, request: pytest.FixtureRequest) 
 def register(store: Store, built: Package, key: str) -> ModelVersion:
     with runs.run(store, key, "train", {}, VERSION) as run_id:
         pass
-    return promote.register(store, run_id, built.folder, key, {"raypipe.table": str(VERSION)})
+    return versions.register(store, run_id, built.folder, key, {"raypipe.table": str(VERSION)})
 
 
 def test_a_registered_package_is_served_by_mlflow_and_holds_no_pickle(
@@ -53,8 +53,8 @@ def test_a_registered_package_is_served_by_mlflow_and_holds_no_pickle(
 ) -> None:
     store = promoting
     made = register(store, built, "served")
-    again = promote.register(store, "no such run", built.folder, "served", {})
-    assert again == made == promote.find(store, "served") and promote.versions(store) == [made]
+    again = versions.register(store, "no such run", built.folder, "served", {})
+    assert again == made == versions.find(store, "served") and versions.every(store) == [made]
     assert (made.version, made.tags["raypipe.table"], str(made)) == (
         1,
         "/data/cells@v17",
@@ -72,7 +72,7 @@ def test_a_registered_package_is_served_by_mlflow_and_holds_no_pickle(
     np.testing.assert_allclose(said["score"], mine.scores_NC.max(1), atol=1e-5)
     assert [c.name for c in served.metadata.signature.inputs] == ["image"]
 
-    fetched = promote.fetch(store, made)
+    fetched = fetching.fetch(store, made)
     assert fetched.classes == built.classes and fetched.predict(images).labels == mine.labels
     files = [p for p in kept.rglob("*") if p.is_file()]
     assert any(p.name == "weights.safetensors" for p in files)
@@ -86,7 +86,7 @@ def test_a_registered_version_whose_package_was_swapped_is_refused(
     store: Store, built: Package
 ) -> None:
     made = register(store, built, "sealed")
-    assert made.seal == built.seal == promote.fetch(store, made).seal
+    assert made.seal == built.seal == fetching.fetch(store, made).seal
     kept = Path(
         mlflow.artifacts.download_artifacts(artifact_uri=made.uri, tracking_uri=store.address)
     )
@@ -104,7 +104,7 @@ def test_a_registered_version_whose_package_was_swapped_is_refused(
         DataError,
         match=rf"not the one that was registered as {store.model}/1.*nothing altered is loaded",
     ):
-        promote.fetch(store, made)
+        fetching.fetch(store, made)
 
 
 def test_a_version_without_a_seal_is_refused_with_the_way_out(
@@ -112,22 +112,22 @@ def test_a_version_without_a_seal_is_refused_with_the_way_out(
 ) -> None:
     store = promoting
     made = register(store, built, "unsealed")
-    tag = "raypipe__manifest" if store.is_catalog else promote.SEAL
+    tag = "raypipe__manifest" if store.is_catalog else versions.SEAL
     store.client.delete_model_version_tag(store.model, "1", tag)
-    bare = promote.versions(store)[0]
+    bare = versions.every(store)[0]
     assert (
-        promote.find(store, "unsealed") is None
+        versions.find(store, "unsealed") is None
     )  # so that who registers again gets a version with a seal
     with pytest.raises(
         DataError, match=rf"{store.model}/1 has no seal.*set_model_version_tag.*{built.seal}"
     ) as refused:
-        promote.fetch(store, bare)
+        fetching.fetch(store, bare)
     client = store.client
     exec(
         str(refused.value.fix).partition("the tag: ")[2].replace("MlflowClient()", "client"),
         {"client": client},
     )
-    assert promote.fetch(store, promote.versions(store)[0]).seal == made.seal
+    assert fetching.fetch(store, versions.every(store)[0]).seal == made.seal
 
 
 def test_the_alias_moves_only_from_where_the_comparison_saw_it(

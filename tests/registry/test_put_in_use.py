@@ -14,7 +14,7 @@ import pytest
 
 from raypipe.errors import DataError
 from raypipe.main import main
-from raypipe.registry import moves, promote
+from raypipe.registry import moves, promote, versions
 from raypipe.registry.package import Package
 from raypipe.registry.store import Store
 from tests.registry import handmade
@@ -25,12 +25,16 @@ def three(
     shared_store: Store, built: Package, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Store:
     """Versions 1 to 3; version 1 is champion, after version 2 was."""
-    store = replace(shared_store, model=re.sub(r"\W+", "-", request.node.name)[:80], moves=str(tmp_path / "moves"))
+    store = replace(
+        shared_store,
+        model=re.sub(r"\W+", "-", request.node.name)[:80],
+        moves=str(tmp_path / "moves"),
+    )
     store.client.create_registered_model(store.model)
     for number in (1, 2, 3):
         handmade.version(store, handmade.model(tmp_path / str(number), built), built.seal)
-    promote.promote(store, promote.require_version(store, 2, ""), None)
-    promote.promote(store, promote.require_version(store, 1, ""), 2)
+    promote.promote(store, versions.require(store, 2, ""), None)
+    promote.promote(store, versions.require(store, 1, ""), 2)
     return store
 
 
@@ -68,7 +72,7 @@ def test_a_version_that_nobody_can_load_is_not_put_in_use(
     """Promoted, it was a champion that no server, no prediction and no check could load."""
     damage(tmp_path / "3" / "artifacts" / "package")
     damage(tmp_path / "2" / "artifacts" / "package")
-    third = promote.require_version(three, 3, "")
+    third = versions.require(three, 3, "")
     told = rf"The champion is not moved to .*/{{n}}: .*{says}.*raypipe {{verb}} CONFIG"
     up = told.replace("{n}", "3").replace("{verb}", "promote")
     back = told.replace("{n}", "2").replace("{verb}", "rollback")
@@ -88,7 +92,7 @@ def test_a_version_that_nobody_can_load_is_not_put_in_use(
 def test_what_is_in_use_already_is_not_read_again(three: Store, tmp_path: Path) -> None:
     """A command that is repeated does nothing, whatever has become of the files meanwhile."""
     lose_all(tmp_path / "1" / "artifacts" / "package")
-    first = promote.require_version(three, 1, "")
+    first = versions.require(three, 1, "")
     promote.promote(three, first, None)
     assert promote.plan(three, 1)[:2] == (1, 1)
     # Away from it leads a version that is whole.
@@ -99,9 +103,9 @@ def test_what_is_in_use_already_is_not_read_again(three: Store, tmp_path: Path) 
 
 
 def test_a_version_without_a_seal_is_not_put_in_use(three: Store) -> None:
-    three.client.delete_model_version_tag(three.model, "3", promote.SEAL)
+    three.client.delete_model_version_tag(three.model, "3", versions.SEAL)
     with pytest.raises(DataError, match=r"not moved to .*/3: .*has no seal.*set_model_version_tag"):
-        promote.promote(three, promote.require_version(three, 3, ""), 1)
+        promote.promote(three, versions.require(three, 3, ""), 1)
 
 
 def test_the_verb_says_it_in_one_message(

@@ -15,7 +15,7 @@ import pytest
 
 from raypipe.models.backbones import BACKBONES
 from raypipe.models.providers import PROVIDERS
-from raypipe.registry import mlflow_model, promote, runs
+from raypipe.registry import mlflow_model, runs, versions
 from raypipe.registry.package import Package
 from raypipe.registry.store import Store
 
@@ -105,7 +105,7 @@ def test_it_predicts_in_an_empty_environment(
     store = dataclasses.replace(shared_store, model="alone")
     with runs.run(store, "alone", "train", {}, None) as run_id:
         pass
-    made = promote.register(store, run_id, Path(str(built.folder)), "alone", {})
+    made = versions.register(store, run_id, Path(str(built.folder)), "alone", {})
     import mlflow
 
     model = Path(

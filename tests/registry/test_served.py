@@ -26,7 +26,7 @@ from PIL import Image
 from raypipe.errors import DataError
 from raypipe.images.decode import decode
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import inputs, packing, promote, runs
+from raypipe.registry import inputs, packing, runs, versions
 from raypipe.registry.package import Package, Reference
 from raypipe.registry.store import Store
 from tests.conftest import Draw
@@ -38,7 +38,7 @@ def register(store: Store, folder: Path, model: str) -> Path:
     store = dataclasses.replace(store, model=model)
     with runs.run(store, model, "train", {}, None) as run_id:
         pass
-    made = promote.register(store, run_id, folder, model, {})
+    made = versions.register(store, run_id, folder, model, {})
     files = mlflow.artifacts.download_artifacts(
         artifact_uri=made.uri, tracking_uri=store.address, dst_path=str(folder.parent / "model")
     )

@@ -8,7 +8,7 @@ import mlflow
 import pytest
 from mlflow.tracking import fluent
 
-from raypipe.registry import promote, runs, theirs
+from raypipe.registry import runs, theirs, versions
 from raypipe.registry.package import Package
 from raypipe.registry.store import Store
 
@@ -31,7 +31,7 @@ def test_an_active_run_and_its_experiment_are_no_obstacle(
     with mlflow.start_run() as active:
         with runs.run(store, "beside", "train", {}, None) as run_id:
             pass
-        made = promote.register(store, run_id, built.folder, "beside", {})
+        made = versions.register(store, run_id, built.folder, "beside", {})
         assert mlflow.active_run().info.run_id == active.info.run_id
         mlflow.log_metric("theirs", 1.0)
     assert store.client.get_run(active.info.run_id).data.metrics == {"theirs": 1.0}

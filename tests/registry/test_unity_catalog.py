@@ -18,7 +18,7 @@ import pytest
 from raypipe.config import RunConfig, validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.failures import explain
-from raypipe.registry import catalog, promote, runs
+from raypipe.registry import catalog, fetching, promote, runs, versions
 from raypipe.registry.package import Package
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
@@ -48,10 +48,10 @@ def store(double: Double, shared_store: Store, request: pytest.FixtureRequest) -
     return dataclasses.replace(shared_store, client=client, registry="databricks-uc", model=model)
 
 
-def register(store: Store, built: Package, key: str, **tags: str) -> promote.ModelVersion:
+def register(store: Store, built: Package, key: str, **tags: str) -> versions.ModelVersion:
     with runs.run(store, key, "train", {}, None) as run_id:
         pass
-    return promote.register(store, run_id, built.folder, key, tags)
+    return versions.register(store, run_id, built.folder, key, tags)
 
 
 def test_a_package_goes_there_and_back(
@@ -59,7 +59,7 @@ def test_a_package_goes_there_and_back(
 ) -> None:
     tags = {"raypipe.table": "/cells@v3", "raypipe.prepared_from": "/raw@v1", "own": " x"}
     made = register(store, built, "k", **tags, **{"raypipe.metrics": "1" * 1001})
-    assert made == promote.find(store, "k") == promote.require_version(store, 1, "")
+    assert made == versions.find(store, "k") == versions.require(store, 1, "")
     assert (made.tags["raypipe.table"], made.tags["raypipe.prepared_from"]) == (
         "/cells@v3",
         "/raw@v1",
@@ -74,7 +74,7 @@ def test_a_package_goes_there_and_back(
     assert promote.require_champion(store) == made
     assert kept["raypipe__move__champion"] == "1"
     images = [textured(seed, 40) for seed in range(3)]
-    fetched = promote.fetch(store, made)
+    fetched = fetching.fetch(store, made)
     np.testing.assert_array_equal(
         fetched.predict(images).scores_NC, built.predict(images).scores_NC
     )
@@ -94,11 +94,11 @@ def test_a_package_that_was_swapped_is_refused(
     }
     files[manifest] = json.dumps(listed).encode()
     with pytest.raises(DataError, match=r"not the one that was registered as main\.default"):
-        promote.fetch(store, made)
+        fetching.fetch(store, made)
     for path in [path for path in files if path.startswith(folder)]:
         del files[path]
     with pytest.raises(DataError):
-        promote.fetch(store, made)
+        fetching.fetch(store, made)
 
 
 def test_a_version_whose_writer_died_is_none(store: Store, built: Package, double: Double) -> None:
@@ -110,7 +110,7 @@ def test_a_version_whose_writer_died_is_none(store: Store, built: Package, doubl
         "import mlflow\n"
         "from mlflow.store.artifact.presigned_url_artifact_repo import *\n"
         "from raypipe.config import RunConfig\n"
-        "from raypipe.registry import promote, runs\n"
+        "from raypipe.registry import runs, versions\n"
         "from raypipe.registry.store import open_store\n"
         "from raypipe.registry.tracking import RegistryConfig\n"
         "PresignedUrlArtifactRepository._upload_to_cloud = (\n"
@@ -120,33 +120,33 @@ def test_a_version_whose_writer_died_is_none(store: Store, built: Package, doubl
         "    model=given['model'], experiment='tests')\n"
         "store = open_store(RunConfig(dir=sys.argv[2]), cfg)\n"
         "with runs.run(store, 'dies', 'train', {}, None) as run_id: pass\n"
-        "promote.register(store, run_id, Path(given['package']), 'dies', {})\n"
+        "versions.register(store, run_id, Path(given['package']), 'dies', {})\n"
     )
     died = forked.run(code, json.dumps(given), built.folder.parent / "other")
     assert died.returncode == -signal.SIGKILL, died.stderr[-2000:]
     [left] = double.catalog.versions[store.model].values()
     assert left["status"] == "PENDING_REGISTRATION" and left["tags"]["raypipe__key"] == "dies"
 
-    assert promote.find(store, "dies") is None and promote.versions(store) == []
+    assert versions.find(store, "dies") is None and versions.every(store) == []
     with pytest.raises(DataError, match="has no version 1"):
-        promote.require_version(store, 1, "")
+        versions.require(store, 1, "")
     again = register(store, built, "dies")
-    assert again.version == 2 and promote.find(store, "dies") == again
-    assert promote.fetch(store, again).seal == built.seal
+    assert again.version == 2 and versions.find(store, "dies") == again
+    assert fetching.fetch(store, again).seal == built.seal
 
 
 def test_all_versions_are_found_page_by_page(
     store: Store, built: Package, double: Double, tmp_path: Path
 ) -> None:
-    assert promote.versions(store) == [] and promote.find(store, "k0") is None
+    assert versions.every(store) == [] and versions.find(store, "k0") is None
     made = register(store, built, "k0")
-    versions = double.catalog.versions[store.model]
+    kept = double.catalog.versions[store.model]
     for number in range(2, 8):
-        versions[number] = versions[1] | {"version": number, "tags": {"raypipe__key": "k1"}}
-    versions[5]["tags"] = {"raypipe__key": "k5", "raypipe__manifest": "s"}
-    assert [v.version for v in promote.versions(store)] == [1, 2, 3, 4, 5, 6, 7]
-    found = promote.find(store, "k5")
-    assert found is not None and found.version == 5 and promote.find(store, "k0") == made
+        kept[number] = kept[1] | {"version": number, "tags": {"raypipe__key": "k1"}}
+    kept[5]["tags"] = {"raypipe__key": "k5", "raypipe__manifest": "s"}
+    assert [v.version for v in versions.every(store)] == [1, 2, 3, 4, 5, 6, 7]
+    found = versions.find(store, "k5")
+    assert found is not None and found.version == 5 and versions.find(store, "k0") == made
 
 
 @pytest.mark.parametrize(
@@ -243,11 +243,13 @@ def test_runs_in_a_workspace_and_models_in_its_catalog(
         store = open_store(RunConfig(dir=str(tmp_path / "run")), cfg)
         assert store.registry == "databricks-uc" and not store.is_shared
         made = register(store, built, "k")
-        assert runs.finished_run(store, "k") and promote.find(store, "k") == made
+        assert runs.finished_run(store, "k") and versions.find(store, "k") == made
         promote.promote(store, made, None)
         champion = promote.require_champion(store)
         images = [textured(seed, 40) for seed in range(3)]
-        assert promote.fetch(store, champion).predict(images).labels == built.predict(images).labels
+        assert (
+            fetching.fetch(store, champion).predict(images).labels == built.predict(images).labels
+        )
         experiment = store.client.get_experiment_by_name("/Shared/solar")
         assert experiment is not None and experiment.artifact_location.startswith("dbfs:/")
         assert double.catalog.unknown == []

@@ -19,7 +19,8 @@ import mlflow
 import pytest
 from botocore.exceptions import ClientError
 
-from raypipe.registry import promote, runs
+from raypipe.errors import DataError
+from raypipe.registry import fetching, promote, runs, versions
 from raypipe.registry.package import Package
 from raypipe.registry.store import Store
 from tests.cloud.conftest import served
@@ -124,10 +125,10 @@ def store(cloud: Cloud, shared_store: Store, request: pytest.FixtureRequest) -> 
     return dataclasses.replace(shared_store, client=client, registry="databricks-uc", model=model)
 
 
-def register(store: Store, built: Package, key: str) -> promote.ModelVersion:
+def register(store: Store, built: Package, key: str) -> versions.ModelVersion:
     with runs.run(store, key, "train", {}, None) as run_id:
         pass
-    return promote.register(store, run_id, built.folder, key, {})
+    return versions.register(store, run_id, built.folder, key, {})
 
 
 @pytest.mark.cloud
@@ -150,7 +151,7 @@ def test_a_package_goes_there_and_back_with_temporary_credentials(
     promote.promote(store, made, None)
     champion = promote.require_champion(store)
     images = [textured(seed, 40) for seed in range(3)]
-    assert promote.fetch(store, champion).predict(images).labels == built.predict(images).labels
+    assert fetching.fetch(store, champion).predict(images).labels == built.predict(images).labels
     assert len(cloud.issued) > before, "and so did the download"
 
 
@@ -167,8 +168,8 @@ def test_a_package_that_was_swapped_in_the_bucket_is_refused(
         if key.startswith(inside) and key.endswith("weights.safetensors")
     ]
     cloud.s3(cloud.issued[-1]).put_object(Bucket=BUCKET, Key=weights, Body=b"others")
-    with pytest.raises(promote.DataError, match="does not match its sha256"):
-        promote.fetch(store, made)
+    with pytest.raises(DataError, match="does not match its sha256"):
+        fetching.fetch(store, made)
 
 
 @pytest.mark.cloud
@@ -182,7 +183,7 @@ def test_credentials_that_open_nothing_leave_no_version(
     monkeypatch.setattr(cloud.double.catalog, "bucket", shut)
     with pytest.raises(Exception, match=r"Forbidden|AccessDenied|InvalidAccessKeyId|403"):
         register(store, built, "k")
-    assert promote.find(store, "k") is None and promote.versions(store) == []
+    assert versions.find(store, "k") is None and versions.every(store) == []
     monkeypatch.setattr(cloud.double.catalog, "bucket", bucket)
     again = register(store, built, "k")
-    assert promote.find(store, "k") == again and promote.fetch(store, again).seal == built.seal
+    assert versions.find(store, "k") == again and fetching.fetch(store, again).seal == built.seal

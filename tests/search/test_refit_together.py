@@ -19,7 +19,7 @@ from raypipe.job import Job
 from raypipe.models.ensemble import EnsembleModel
 from raypipe.models.zoo import ModelConfig
 from raypipe.monitor.monitor import Monitor
-from raypipe.registry import promote
+from raypipe.registry import fetching
 from raypipe.search import networks, refit, refit_together, together, tuner, variants
 from raypipe.search import page as search_page
 from raypipe.search.budget import GUESSED_IMAGES_PER_S, Speed
@@ -256,7 +256,7 @@ def test_all_members_are_trained_again_or_none(
     assert result.spared.share == 0, "trials ran all of their epochs, the refit has others"
     shown = search_page.section(result)
     assert shown.epochs == shown.full_epochs == 4, "heads have none"
-    package = promote.fetch(store, version)
+    package = fetching.fetch(store, version)
     assert isinstance(package.model, EnsembleModel) and package.model.side_px == 48
     assert [one.model.pixels for one in package.model.members] == [48, 32]
     assert package.info["config"]["feed"]["train"] == "train+val"

@@ -24,7 +24,7 @@ from raypipe.feed.rows import drawn
 from raypipe.job import Job
 from raypipe.models.ensemble import EnsembleModel
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import promote, runs
+from raypipe.registry import fetching, runs
 from raypipe.registry.store import open_store
 from raypipe.search import budget, finished, together, trial_files
 from raypipe.search import page as search_page
@@ -151,7 +151,7 @@ def test_it_is_one_package_like_any_other(
     for c in (one, two):
         shutil.rmtree(c.checkpoint)
 
-    package = promote.fetch(store, version)
+    package = fetching.fetch(store, version)
     images = [path.read_bytes() for path in sorted(photos.glob("*.png"))]
     predictions = package.predict(images)
     np.testing.assert_allclose(predictions.scores_NC.sum(1), 1, atol=1e-5)

@@ -13,11 +13,11 @@ import torch
 from raypipe.config import RunConfig
 from raypipe.images.decode import decode_batch
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import packing, promote, runs
+from raypipe.registry import packing, promote, runs, versions
 from raypipe.registry.package import Package, Predictions, Reference
-from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
+from raypipe.registry.versions import ModelVersion
 
 CFG = ModelConfig(name="small_cnn", pretrained=False, mode="finetune")
 CLASSES = ("a", "b", "c")
@@ -39,7 +39,7 @@ class Registered:
         with runs.run(self.store, key, "train", {}, None) as run_id:
             pass
         folder = folder or Path(str(self.package.folder))
-        return promote.register(self.store, run_id, folder, key, {})
+        return versions.register(self.store, run_id, folder, key, {})
 
     def weights_of(self, version: ModelVersion) -> Path:
         """The version's weights where MLflow keeps them."""
@@ -73,7 +73,7 @@ def registered(two_hundred: list[bytes], tmp_path_factory: pytest.TempPathFactor
     store = open_store(run, RegistryConfig())
     with runs.run(store, "mixed", "train", {}, None) as run_id:
         pass
-    version = promote.register(store, run_id, Path(str(built.folder)), "mixed", {})
+    version = versions.register(store, run_id, Path(str(built.folder)), "mixed", {})
     promote.promote(store, version, expected=None)
     files = mlflow.artifacts.download_artifacts(
         artifact_uri=version.uri, tracking_uri=store.address, dst_path=str(folder / "model")

@@ -22,9 +22,9 @@ from raypipe.errors import DataError
 from raypipe.feed.dataset import pin
 from raypipe.images.measure import SEEN
 from raypipe.job import Job
-from raypipe.registry import promote
-from raypipe.registry.promote import ModelVersion
+from raypipe.registry import fetching, promote, versions
 from raypipe.registry.store import Store, open_store
+from raypipe.registry.versions import ModelVersion
 from raypipe.serve import batch, commits, evaluate, pieces, workers
 from raypipe.serve.batch import PredictConfig
 from raypipe.tables import scan
@@ -88,9 +88,9 @@ def test_a_result_is_published_once_with_its_lineage(
 ) -> None:
     assert (
         publish(store, trainer.plan(job), trained, "train") == champion
-        and len(promote.versions(store)) == 1
+        and len(versions.every(store)) == 1
     )
-    package = promote.fetch(store, champion)
+    package = fetching.fetch(store, champion)
     assert package.info["table"] == {
         "uri": trained.version.uri,
         "version": 0,
@@ -135,7 +135,7 @@ def test_every_image_gets_one_row_and_asking_twice_adds_none(
     assert {(r["model"], r["table"], tuple(r["classes"])) for r in rows} == {
         ("photos/1", str(done.table), ("cold", "warm"))
     }
-    expected = promote.fetch(store, champion).predict([images[r["image_id"]] for r in rows])
+    expected = fetching.fetch(store, champion).predict([images[r["image_id"]] for r in rows])
     assert [r["label"] for r in rows] == expected.labels
     np.testing.assert_allclose([r["scores"] for r in rows], expected.scores_NC, atol=1e-5)
     np.testing.assert_allclose([r["embedding"] for r in rows], expected.features_ND, atol=1e-4)
@@ -194,7 +194,7 @@ def test_a_row_of_a_prediction_names_its_bytes(
 def test_another_package_under_the_same_name_is_another_prediction(
     job: TrainJob, champion: ModelVersion
 ) -> None:
-    other = dataclasses.replace(champion, tags=champion.tags | {promote.SEAL: "0" * 64})
+    other = dataclasses.replace(champion, tags=champion.tags | {versions.SEAL: "0" * 64})
     table, version = ImageTable.open_pinned(job.table)
     one = batch.target_of(job.table, table, version, champion)
     assert one.key != batch.target_of(job.table, table, version, other).key
@@ -228,7 +228,7 @@ def test_without_a_champion_there_is_nothing_to_predict_with(store: Store, job: 
 def test_two_models_are_judged_on_the_same_rows(
     store: Store, job: TrainJob, champion: ModelVersion
 ) -> None:
-    package = promote.fetch(store, champion)
+    package = fetching.fetch(store, champion)
     table = ImageTable.open(job.table)
     judged = evaluate.judge([package, package], table, table.pin(), {"split": "test"})
     labels = (
@@ -261,7 +261,7 @@ def test_broken_images_are_not_compared_and_counted(
     rows = rows.set_column(2, "image", pa.array(images, pa.binary()))
     append(str(tmp_path / "t"), rows, "add")
     table = ImageTable(str(tmp_path / "t"))
-    package, said = promote.fetch(store, champion), list[str]()
+    package, said = fetching.fetch(store, champion), list[str]()
     judged = evaluate.judge([package, package], table, table.pin(), {}, said.append)
     assert judged.column_names == ["id", "group", "model_0", "model_1"]
     names = rows["image_id"].to_pylist()
@@ -290,7 +290,7 @@ def test_rows_without_an_id_are_predicted_judged_and_checked(
     assert sorted(found.ids, key=str) == sorted(names, key=str)
 
     table = ImageTable(source.uri)
-    package = promote.fetch(store, champion)
+    package = fetching.fetch(store, champion)
     judged = evaluate.judge([package], table, table.pin(), {})
     assert len(judged) == 60 and judged["id"].to_pylist().count("") == names.count(None)
 
@@ -311,12 +311,12 @@ def test_a_reference_without_ids_is_kept_and_shown(
     table = TableConfig(uri=str(tmp_path / "t"))
     nameless = job.model_copy(update={"table": table})
     pinned = pin(table, job.feed)
-    model = promote.fetch(store, champion).model
+    model = fetching.fetch(store, champion).model
     reference = unseen.reference(nameless, model, pinned, tmp_path).reference
     assert set(reference.ids) == {""}
     opened = ImageTable(table.uri)
     features = reference.features_ND[:2]
-    package = promote.fetch(store, champion)
+    package = fetching.fetch(store, champion)
     assert images_of(opened, opened.pin(), ["", ""], features, package) == [None, None]
 
 

@@ -23,8 +23,8 @@ from raypipe.config import RunConfig, validate
 from raypipe.models.zoo import ImageModel
 from raypipe.registry import packing
 from raypipe.registry.package import Reference
-from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import RegistryConfig
+from raypipe.registry.versions import ModelVersion
 from raypipe.serve.online import server
 from raypipe.serve.online.server import Server
 from raypipe.serve.online.settings import ServeConfig

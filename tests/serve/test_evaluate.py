@@ -18,7 +18,7 @@ from PIL import Image
 import raypipe
 from raypipe.config import validate
 from raypipe.job import Job
-from raypipe.registry import promote
+from raypipe.registry import fetching, promote
 from raypipe.registry.store import open_store
 from raypipe.serve import evaluation, judged_rows
 from raypipe.tables.ingest import IngestConfig, ingest
@@ -246,7 +246,7 @@ def test_the_driver_keeps_no_picture_but_the_surest(
 ) -> None:
     """240 images are four batches, and each sends its five surest mistakes."""
     store = open_store(*_store(run))
-    package = promote.fetch(store, promote.require_champion(store))
+    package = fetching.fetch(store, promote.require_champion(store))
     table = ImageTable.open(TableConfig(uri=night[0]))
     cfg = evaluation.EvaluateConfig(mistakes=5)
     arguments = (package, table, table.pin(None), {}, [], cfg, lambda done, total: None)

@@ -17,7 +17,7 @@ from raypipe.failures import explain
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry import packing
 from raypipe.registry.package import Reference
-from raypipe.registry.promote import ModelVersion
+from raypipe.registry.versions import ModelVersion
 from raypipe.serve import batch
 from raypipe.serve.batch import PredictConfig
 from raypipe.tables.table import TableConfig, append

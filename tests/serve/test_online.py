@@ -31,9 +31,9 @@ from raypipe.monitor.recorder import Keeping
 from raypipe.monitor.spool import Spool
 from raypipe.registry import packing
 from raypipe.registry.package import Reference
-from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store
 from raypipe.registry.tracking import RegistryConfig
+from raypipe.registry.versions import ModelVersion
 from raypipe.serve.online import server
 from raypipe.serve.online.server import Server
 from raypipe.serve.online.settings import ServeConfig

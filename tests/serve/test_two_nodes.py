@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from raypipe.config import RunConfig
-from raypipe.registry import promote, runs
+from raypipe.registry import promote, runs, versions
 from raypipe.registry.store import open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables import scan
@@ -58,7 +58,7 @@ def test_a_node_without_the_drivers_folders_predicts_from_a_registry_behind_http
         with runs.run(store, "mixed", "train", {}, None) as run_id:
             pass
         folder = Path(str(registered.package.folder))
-        version = promote.register(store, run_id, folder, "mixed", {})
+        version = versions.register(store, run_id, folder, "mixed", {})
         promote.promote(store, version, expected=None)
         config = tmp_path / "mine.yaml"
         config.write_text(

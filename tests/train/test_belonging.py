@@ -12,7 +12,7 @@ from raypipe.config import replace, validate
 from raypipe.errors import DataError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
-from raypipe.registry import promote
+from raypipe.registry import fetching
 from raypipe.registry.store import open_store
 from raypipe.search.settings import SearchConfig
 from raypipe.search.tuner import search
@@ -44,7 +44,7 @@ def test_the_package_says_of_each_image_where_it_comes_from(
     job = jobs(**{"table": two_sources.model_dump(), "train.epochs": 1, "registry.group": "label"})
     store = open_store(job.run, job.registry)
     version = publish(store, trainer.plan(job), trainer.run(job), "two")
-    reference = promote.fetch(store, version).reference()
+    reference = fetching.fetch(store, version).reference()
 
     table = ImageTable.open(two_sources)
     rows = scan.rows(table, table.pin(), ["image_id", "source", "label"]).to_pylist()

@@ -13,7 +13,7 @@ from raypipe.config import replace
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
 from raypipe.models.calibrate import calibration, tempered
-from raypipe.registry import promote, runs
+from raypipe.registry import fetching, runs
 from raypipe.registry.store import open_store
 from raypipe.tables.table import TableConfig
 from raypipe.train import trainer, unseen
@@ -43,7 +43,7 @@ def test_a_calibrated_model_is_a_second_version_of_one_training(
     # The way to another version of the same settings that the docs name.
     assert trainer.plan(replace(plain, {"run.seed": 1})).key != result.key
 
-    package, calibrated = (promote.fetch(store, version) for version in (first, second))
+    package, calibrated = (fetching.fetch(store, version) for version in (first, second))
     temperature = calibrated.info["temperature"]
     assert "temperature" not in package.info and temperature != 1
     pixels_NHWC, labels_N, ids = decoded(asked)
@@ -111,7 +111,7 @@ def test_a_temperature_that_does_not_help_is_not_kept(
     assert told.temperature == 1 != told.fitted and told.gain < 0.001
     assert told.error_after == told.error_before and told.change == [0, 0]
     assert "not changed" in str(told) and "test images" in str(told)
-    assert promote.fetch(store, version).info["temperature"] == 1
+    assert fetching.fetch(store, version).info["temperature"] == 1
 
 
 def test_what_cannot_be_calibrated_is_refused_before_it_is_trained(jobs: Jobs) -> None:

@@ -17,7 +17,7 @@ from raypipe.config import load, replace, validate
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
 from raypipe.models.tasks import Task
-from raypipe.registry import promote
+from raypipe.registry import fetching
 from raypipe.registry.store import open_store
 from raypipe.train import trainer
 from raypipe.train.auto import batch_size, finders, learning_rate
@@ -50,7 +50,7 @@ def test_auto_is_found_once_and_trains(
     assert "the loss falls fastest there, of 1e-06 to " in caplog.text
     assert result.metrics["val_accuracy"] >= 0.9
     store = open_store(job.run, job.registry)
-    packaged = promote.fetch(store, publish(store, trainer.plan(job), result, "train")).info[
+    packaged = fetching.fetch(store, publish(store, trainer.plan(job), result, "train")).info[
         "config"
     ]["train"]
     assert (packaged["batch_size"], packaged["lr"]) == (

@@ -161,7 +161,7 @@ def test_a_publication_hands_it_on(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     job = validate(TrainJob, {"table": {"uri": "-"}, "model": model})
     job = replace(job, {"train.start_from": str(parent)})
     kept: list[CalledFor] = []
-    monkeypatch.setattr(publish.promote, "find", lambda *given: None)
+    monkeypatch.setattr(publish.versions, "find", lambda *given: None)
     monkeypatch.setattr(
         publish,
         "_publish",

@@ -11,7 +11,7 @@ import pytest
 from raypipe.cluster import usage
 from raypipe.cluster.node_reader import CPU, MEMORY, SECONDS, Size
 from raypipe.cluster.usage import AT, Node
-from raypipe.registry import promote
+from raypipe.registry import versions
 from raypipe.registry.store import open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.train import trainer
@@ -120,7 +120,7 @@ def test_a_training_logs_its_node_to_mlflow(jobs: Jobs) -> None:
     assert [m.value for m in logged] == pytest.approx([s[CPU] for s in recorded.samples])
     assert [m.timestamp for m in logged] == [int(s[AT] * 1000) for s in recorded.samples]
     again = publish(store, planned, result, "train")
-    assert again == version == promote.find(store, planned.key)
+    assert again == version == versions.find(store, planned.key)
     assert len(store.client.get_metric_history(run.info.run_id, f"system/{CPU}")) == len(logged)
 
 

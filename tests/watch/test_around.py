@@ -142,6 +142,24 @@ def test_old_and_new_sources_count_equally_unless_something_else_was_said(
     )
 
 
+@pytest.mark.parametrize("asked", ["natural", "sources", "weighted"])
+def test_a_column_of_weights_goes_with_its_sampling(asked: str) -> None:
+    """The champion's weights had stayed: "weights are for sampling=weighted", said the retrain."""
+    weighted = {"sampling": "weighted", "weights": "often"}
+    champion = changed(feed__sampling="weighted", feed__weights="often")
+    first = challenger(job(watch={"retrain_sampling": asked}), champion, 9, ["old", "new"])
+    assert first.feed.weights == ("often" if asked == "weighted" else None)
+    again = challenger(job(feed=weighted), champion, 9, ["old", "new"])
+    assert again.feed.sampling == "weighted" and again.feed.weights == "often"
+
+
+@pytest.mark.parametrize("task", ["multi_label", "regression", "probability"])
+def test_balanced_is_for_one_class_an_image_and_is_refused_at_once(task: str) -> None:
+    """The retrain refused it, by the name of a setting that nobody had set."""
+    with pytest.raises(ConfigError, match=rf"watch\.retrain_sampling=balanced.*task={task}"):
+        job(model={"task": task}, watch={"retrain_sampling": "balanced"})
+
+
 def test_a_stated_mix_and_a_stated_space_hold() -> None:
     mine = job(
         feed={"sampling": "sources", "mix": {"old": 3, "new": 1}},

@@ -21,7 +21,7 @@ from raypipe.feed.locate import locate
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry.package import MANIFEST, Package, Reference
 from raypipe.registry.packing import build
-from raypipe.registry.promote import ModelVersion
+from raypipe.registry.versions import ModelVersion
 from raypipe.search.settings import SearchConfig
 from raypipe.tables.table import append
 from raypipe.train import learned

@@ -11,7 +11,7 @@ import pytest
 from raypipe.config import validate
 from raypipe.errors import RaypipeError
 from raypipe.feed.dataset import Pinned, pin
-from raypipe.registry.promote import ModelVersion
+from raypipe.registry.versions import ModelVersion
 from raypipe.search.settings import SearchConfig
 from raypipe.tables import clean as cleaning
 from raypipe.tables import rewrite, scan

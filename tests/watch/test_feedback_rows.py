@@ -22,7 +22,7 @@ from raypipe.config import RunConfig, to_json
 from raypipe.images.decode import decode_batch
 from raypipe.models.outcomes import Outcomes
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import packing, promote, runs
+from raypipe.registry import packing, promote, runs, versions
 from raypipe.registry.package import OUTCOMES, Package, Reference
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
@@ -135,7 +135,7 @@ def champion(tmp_path_factory: pytest.TempPathFactory) -> Champion:
     store = open_store(run, RegistryConfig())
     with runs.run(store, "feedback", "train", {}, None) as run_id:
         pass
-    version = promote.register(store, run_id, Path(str(made.folder)), "feedback", {})
+    version = versions.register(store, run_id, Path(str(made.folder)), "feedback", {})
     promote.promote(store, version, expected=None)
     return Champion(store, run, made)
 
@@ -310,7 +310,7 @@ def test_a_champion_that_comes_back_goes_on_with_its_own_windows(nights: Nights)
     with runs.run(store, "feedback", "train", {}, None) as run_id:
         pass
     folder = Path(str(nights.champion.package.folder))
-    second = promote.register(store, run_id, folder, f"second {nights.name}", {})
+    second = versions.register(store, run_id, folder, f"second {nights.name}", {})
     promote.promote(store, second, expected=first.version)
     try:
         nights.come(640, 680)

@@ -16,13 +16,12 @@ from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.models.ensemble import EnsembleModel, Member
-from raypipe.models.zoo import ImageModel, ModelConfig
+from raypipe.models.zoo import ModelConfig
 from raypipe.registry.package import Package
 from raypipe.search.limits import SearchLimits, Variant
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import TableConfig
-from raypipe.train import ensembles, trainer
-from raypipe.train.ensembles import Part
+from raypipe.train import trainer
 from raypipe.watch import heads
 from raypipe.watch.settings import WatchConfig
 
@@ -106,40 +105,34 @@ def test_a_second_backbone_whose_weights_nobody_can_find_is_refused() -> None:
         heads.jobs(both, job().training, None)
 
 
-def test_a_second_backbone_of_the_same_architecture_is_known_by_its_weights(tmp_path: Path) -> None:
+def test_a_second_backbone_of_the_same_architecture_is_known_by_its_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """At another side it is a backbone of its own. It was asked for by the name of the first one:
     the challenger's second head read the weights of the first one's backbone."""
-    transformers = pytest.importorskip("transformers")
-    vit = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    cfg = transformers.ViTConfig(**vit, intermediate_size=8, image_size=32, patch_size=16)
-    for seed, name in enumerate(("a", "b")):
-        torch.manual_seed(seed)
-        transformers.ViTModel(cfg).save_pretrained(tmp_path / name)
+    first, watch = job().training, WatchConfig()
+    # As folders of Hugging Face are resolved.
+    backbone = replace_(first.model.backbone, resolved=("hf:vit", {"width": 8}))
+    monkeypatch.setattr(ModelConfig, "backbone", property(lambda self: backbone))
+    sides = [first.model.model_copy(update={"side_px": px}).resolved() for px in (32, 48, 48)]
+    heads_of = tuple(Member(model, name=f"head {place}") for place, model in enumerate(sides))
+    ones, twos = torch.ones(2, 2), torch.full((2, 2), 2.0)
 
-    def champion(*asked: tuple[str, int]) -> Package:
-        models = [ModelConfig(name=f"hf:{tmp_path / n}", side_px=side) for n, side in asked]
-        made = [Member(model, name=f"head {place}") for place, model in enumerate(models)]
-        read = [Member.from_json(one.to_json()) for one in made]
-        whole = ensembles.build(
-            [
-                Part(one, ImageModel(model, 2).state_dict(), ("a", "b"))
-                for one, model in zip(read, models, strict=True)
-            ]
-        )
-        files = {"weights.safetensors": save(whole.state_dict())}
-        return cast(Package, SimpleNamespace(members=whole.members, files=files))
+    def champion(**weights: torch.Tensor) -> Package:
+        named = {name.replace("_", "."): weight for name, weight in weights.items()}
+        found = SimpleNamespace(members=heads_of, files={"weights.safetensors": save(named)})
+        return cast(Package, found)
 
-    changes = {"model.name": f"hf:{tmp_path / 'a'}", "model.head": "linear"}
-    first, watch = job(**changes).training, WatchConfig()
-    same = champion(("a", 32), ("a", 48), ("a", 48))
+    same = champion(bodies_0_net=ones, bodies_1_net=ones.clone(), heads_0_b=ones, heads_1_b=twos)
     found = heads.jobs(heads.of_champion(same, first, watch), first, None)
     assert [(one.model.name, one.model.pixels) for one in found] == [
-        (first.model.name, 32),
-        (first.model.name, 48),
-        (first.model.name, 48),
+        (STAGES, 32),
+        (STAGES, 48),
+        (STAGES, 48),
     ]
-    with pytest.raises(ConfigError, match=r"does not say where.*head 1: hf:vit.*retrain_space"):
-        heads.of_champion(champion(("a", 32), ("b", 48)), first, watch)
+    other = champion(bodies_0_net=ones, bodies_1_net=twos)
+    with pytest.raises(ConfigError, match=r"does not say where.*hf:vit.*watch\.retrain_space"):
+        heads.of_champion(other, first, watch)
 
 
 def test_heads_that_would_break_a_limit_with_more_rows_are_not_fitted(

@@ -14,7 +14,7 @@ import torch
 from deltalake import DeltaTable, write_deltalake
 
 from raypipe.models.zoo import ImageModel
-from raypipe.registry import packing, promote, runs
+from raypipe.registry import packing, promote, runs, versions
 from raypipe.registry.package import Package, Reference
 from raypipe.registry.store import open_store
 from raypipe.registry.tracking import RegistryConfig
@@ -125,7 +125,7 @@ def champion(
     key = folder.name
     with runs.run(nights.store, key, "train", {}, None) as run_id:
         pass
-    version = promote.register(nights.store, run_id, built, key, {})
+    version = versions.register(nights.store, run_id, built, key, {})
     now = promote.champion(nights.store)
     promote.promote(nights.store, version, expected=now.version if now else None)
 

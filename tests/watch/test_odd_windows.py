@@ -21,7 +21,7 @@ from raypipe.config import RunConfig
 from raypipe.errors import DataError
 from raypipe.images.decode import decode_batch
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import packing, promote, runs
+from raypipe.registry import packing, promote, runs, versions
 from raypipe.registry.package import Package, Reference
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
@@ -91,7 +91,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     store = open_store(run, RegistryConfig())
     with runs.run(store, "odd", "train", {}, None) as run_id:
         pass
-    version = promote.register(store, run_id, Path(str(made.folder)), "odd", {})
+    version = versions.register(store, run_id, Path(str(made.folder)), "odd", {})
     promote.promote(store, version, expected=None)
     return Watched(store, run)
 

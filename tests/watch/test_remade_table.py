@@ -9,7 +9,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from raypipe.config import validate
-from raypipe.registry.promote import ModelVersion
+from raypipe.registry.versions import ModelVersion
 from raypipe.serve.batch import target_of
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.train.job import TrainJob

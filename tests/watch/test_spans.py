@@ -12,7 +12,7 @@ import pytest
 
 from raypipe.config import RunConfig, validate
 from raypipe.errors import ConfigError, DataError, Unreachable
-from raypipe.registry import packing, promote, runs
+from raypipe.registry import packing, promote, runs, versions
 from raypipe.registry.package import Reference
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
@@ -190,7 +190,7 @@ class Nights:
         self.store: Store = open_store(self.run, RegistryConfig(model="spans"))
         with runs.run(self.store, "spans", "train", {}, None) as run_id:
             pass
-        version = promote.register(self.store, run_id, built, "spans", {})
+        version = versions.register(self.store, run_id, built, "spans", {})
         promote.promote(self.store, version, expected=None)
         self.source = TableConfig(uri=uri)
         self.watch = validate(WatchConfig, {"horizon": {"spans": [3]}, "ask": 0})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raypipe.registry.promote import ModelVersion
+from raypipe.registry.versions import ModelVersion
 from raypipe.tables.table import TableVersion
 from raypipe.watch.check import CheckResult
 from raypipe.watch.decide import Decision

@@ -16,10 +16,10 @@ from deltalake import DeltaTable, write_deltalake
 
 from raypipe.config import RunConfig, key_of, validate
 from raypipe.job import Job
+from raypipe.registry import fetching, promote, recorded, runs, versions
 from raypipe.registry import package as packages
-from raypipe.registry import promote, recorded, runs
-from raypipe.registry.promote import ModelVersion
 from raypipe.registry.store import Store, open_store
+from raypipe.registry.versions import ModelVersion
 from raypipe.tables.commits import rows_once
 from raypipe.train import origin, trainer
 from raypipe.train.origin import CalledFor
@@ -224,7 +224,7 @@ def test_what_names_nothing_is_one_message(
 
 def package_file(loop: Loop, name: str) -> Path:
     """A file of the second version's package, where MLflow keeps it."""
-    folder = Path(promote.fetch(loop.store, loop.second).folder or "")
+    folder = Path(fetching.fetch(loop.store, loop.second).folder or "")
     return folder / name
 
 
@@ -338,7 +338,7 @@ def test_moves_that_were_deleted_are_noticed(loop: Loop, put_back: Callable[[str
 def registered_again(loop: Loop, name: str, change: Callable[[dict[str, Any]], None]) -> Store:
     """The first package under another name, with another package.json and a seal of its own."""
     store = replace(loop.store, model=name)
-    old = promote.fetch(loop.store, loop.first)
+    old = fetching.fetch(loop.store, loop.first)
     info = json.loads(old.files["package.json"])
     change(info)
     files = {**old.files, "package.json": json.dumps(info).encode()}
@@ -351,7 +351,7 @@ def registered_again(loop: Loop, name: str, change: Callable[[dict[str, Any]], N
             manifest[file] = packages.sha256(data)
     (folder / packages.MANIFEST).write_text(json.dumps(manifest))
     run_id = store.client.get_model_version(NAME, str(loop.first.version)).run_id
-    version = promote.register(store, run_id, folder, key_of(name), {})
+    version = versions.register(store, run_id, folder, key_of(name), {})
     promote.promote(store, version, None)
     return store
 
@@ -369,12 +369,12 @@ def test_a_comparison_of_another_registry_is_not_told_as_its_own(
     there = f"sqlite:///{tmp_path / 'other.db'}"
     job = validate(Job, {**loop.job.model_dump(mode="json"), "registry": {"uri": there}})
     store = open_store(job.run, job.registry)
-    folder = Path(str(promote.fetch(loop.store, loop.first).folder))
+    folder = Path(str(fetching.fetch(loop.store, loop.first).folder))
     made = []
     for key in ("one", "two"):
         with runs.run(store, key, "train", {}, None) as run_id:
             pass
-        made.append(promote.register(store, run_id, folder, key, {}))
+        made.append(versions.register(store, run_id, folder, key, {}))
     promote.promote(store, made[0], None)
     promote.promote(store, made[1], made[0].version)
     assert str(made[1]) == str(loop.second)
@@ -430,7 +430,7 @@ def test_a_lie_that_was_sealed_is_found_where_it_can_be(loop: Loop) -> None:
 
 def test_a_version_without_a_seal_is_not_believed(loop: Loop) -> None:
     store = registered_again(loop, "unsealed", lambda info: None)
-    store.client.delete_model_version_tag("unsealed", "1", promote.SEAL)
+    store.client.delete_model_version_tag("unsealed", "1", versions.SEAL)
     answers = of_model(loop, "unsealed")
     assert answers["rows"].status == "unknown" and "no seal" in answers["rows"].why
 

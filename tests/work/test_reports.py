@@ -6,8 +6,8 @@ from pathlib import Path
 
 from raypipe.config import validate
 from raypipe.job import Job
-from raypipe.registry.promote import DECISION
 from raypipe.registry.store import open_store
+from raypipe.registry.versions import DECISION
 from raypipe.tables.table import append
 from raypipe.watch import decisions
 from raypipe.watch.decide import Decision

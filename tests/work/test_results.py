@@ -10,8 +10,8 @@ from raypipe.config import validate
 from raypipe.costs.estimate import Part
 from raypipe.job import Job
 from raypipe.registry import tracking
-from raypipe.registry.promote import ModelVersion
 from raypipe.registry.runs import KEY
+from raypipe.registry.versions import ModelVersion
 from raypipe.work import training
 from raypipe.work.planned import Planned
 from raypipe.work.results.models import Registered, Trained

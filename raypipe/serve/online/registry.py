@@ -14,10 +14,10 @@ from dataclasses import replace
 
 from raypipe.config import RunConfig
 from raypipe.errors import DataError, RaypipeError, one_line
-from raypipe.registry import promote
-from raypipe.registry.promote import ModelVersion
+from raypipe.registry import fetching, promote, versions
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
+from raypipe.registry.versions import ModelVersion
 from raypipe.serve.online.models import Role, Target
 from raypipe.serve.online.settings import ServeConfig
 
@@ -64,7 +64,7 @@ class Registry:
         if named is None:
             raise DataError("This version is no target any more", got=version)
         try:
-            return dict(promote.fetch(self._store, named).files)
+            return dict(fetching.fetch(self._store, named).files)
         except RaypipeError:
             raise
         except Exception as e:
@@ -111,4 +111,4 @@ class Registry:
 def pinned(store: Store, number: int) -> ModelVersion:
     """The version with this number. Raises DataError if there is none."""
     fix = "Set serve.version to one of them, or leave it out to follow the alias"
-    return promote.require_version(store, number, fix)
+    return versions.require(store, number, fix)

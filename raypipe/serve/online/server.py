@@ -43,10 +43,10 @@ from raypipe.config import RunConfig
 from raypipe.errors import ClusterError, ConfigError, one_line
 from raypipe.models.labels import Kind
 from raypipe.monitor.recorder import Keeping
-from raypipe.registry import promote
-from raypipe.registry.promote import ModelVersion
+from raypipe.registry import fetching, promote
 from raypipe.registry.store import open_store
 from raypipe.registry.tracking import RegistryConfig
+from raypipe.registry.versions import ModelVersion
 from raypipe.serve.online import metrics, token
 from raypipe.serve.online.registry import Registry, pinned
 from raypipe.serve.online.replica import Replica, Setup
@@ -101,7 +101,7 @@ def _checked(
 ) -> Checked:
     store = open_store(run, registry)
     version = promote.require_champion(store) if cfg.version is None else pinned(store, cfg.version)
-    package = promote.fetch(store, version)
+    package = fetching.fetch(store, version)
     return Checked(version, package.task.kind, digest)
 
 

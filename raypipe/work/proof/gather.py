@@ -18,12 +18,12 @@ import pyarrow.compute as pc
 from raypipe.config import RunConfig, validate
 from raypipe.errors import DataError, hidden, one_line
 from raypipe.feed.dataset import Pinned, pin
-from raypipe.registry import follow, moves, promote, recorded
+from raypipe.registry import fetching, follow, moves, recorded
 from raypipe.registry.moves import Move
 from raypipe.registry.package import Package
-from raypipe.registry.promote import ModelVersion
 from raypipe.registry.recorded import Recorded
 from raypipe.registry.store import Store
+from raypipe.registry.versions import ModelVersion
 from raypipe.tables import appended, cleaned, identity, label_column, scan
 from raypipe.tables.appended import Appended
 from raypipe.tables.cleaned import Cleaning
@@ -196,10 +196,10 @@ def _with_runs(found: Found, tried: Callable[..., Any]) -> Found:
 def _package(store: Store, version: ModelVersion) -> tuple[Package | None, Check]:
     what = "The package is the one that was registered"
     try:
-        return promote.fetch(store, version), Check(
+        return fetching.fetch(store, version), Check(
             what, True, f"sha256 {(version.seal or '')[:12]}", True
         )
-    except promote.Gone as e:
+    except fetching.Gone as e:
         return None, Check(what, None, hidden(one_line(e)))
     except DataError as e:
         # Without a seal there is nothing to compare with.

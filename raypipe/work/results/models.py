@@ -10,8 +10,8 @@ from pathlib import Path
 
 from raypipe.config import RunConfig
 from raypipe.costs.spent import Spent
-from raypipe.registry.promote import ModelVersion
 from raypipe.registry.runs import KEY
+from raypipe.registry.versions import ModelVersion
 from raypipe.report.formats import begun
 from raypipe.search import page as search_page
 from raypipe.search import refit

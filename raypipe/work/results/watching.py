@@ -7,7 +7,7 @@ from pathlib import Path
 
 from raypipe.config import RunConfig
 from raypipe.costs.spent import Spent
-from raypipe.registry.promote import ModelVersion
+from raypipe.registry.versions import ModelVersion
 from raypipe.watch import feedback
 from raypipe.watch.check import CheckResult
 from raypipe.watch.comparison import Comparison
