@@ -88,7 +88,7 @@ def store_of(folder: Path, name: str, side_px: int | None = None) -> tuple[Any, 
 
     from raypipe.config import RunConfig
     from raypipe.models.zoo import ImageModel, ModelConfig
-    from raypipe.registry import packing, promote, runs
+    from raypipe.registry import packing, promote, runs, versions
     from raypipe.registry.package import Reference
     from raypipe.registry.store import open_store
     from raypipe.registry.tracking import RegistryConfig
@@ -105,7 +105,7 @@ def store_of(folder: Path, name: str, side_px: int | None = None) -> tuple[Any, 
         built = packing.build(folder / "package", model, cfg, ("a", "b", "c"), reference, {})
         with runs.run(store, "made", "train", {}, None) as run_id:
             pass
-        version = promote.register(store, run_id, built, name, {})
+        version = versions.register(store, run_id, built, name, {})
         promote.promote(store, version, expected=None)
     return run, store
 

@@ -160,11 +160,11 @@ class Clients:
 
 def another(store: Any, folder: Path, key: str) -> Any:
     """One more version of the same package."""
-    from raypipe.registry import promote, runs
+    from raypipe.registry import runs, versions
 
     with runs.run(store, key, "train", {}, None) as run_id:
         pass
-    return promote.register(store, run_id, folder, key, {})
+    return versions.register(store, run_id, folder, key, {})
 
 
 def flip(store: Any, version: Any) -> None:

@@ -19,9 +19,6 @@ from raypipe.registry.follow import Held
 from raypipe.registry.moves import History, Why
 from raypipe.registry.store import Store
 from raypipe.registry.versions import ModelVersion
-
-# benchmarks/ call it by this name, and are frozen.
-from raypipe.registry.versions import register as register
 from raypipe.tables import retries
 from raypipe.tables.commits import TRIES, Moved
 
