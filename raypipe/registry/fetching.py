@@ -20,6 +20,10 @@ class Gone(DataError):
     """The files of a version are not where MLflow keeps them, or cannot be reached."""
 
 
+class Away(Gone):
+    """They are in another place than this machine: perhaps it cannot be reached for a while."""
+
+
 def fetch(store: Store, version: ModelVersion) -> Package:
     """The package of a registered version, checked against the version's seal.
 
@@ -68,7 +72,8 @@ def _files(store: Store, version: ModelVersion, into: str | None) -> Path:
         if into is not None:
             rule = "They are in another place than this machine, which may be away for a while"
             fix = "Run the command again; if it stays so, look there whether they were deleted"
-        raise Gone(what, got=str(version.uri), rule=rule, fix=fix) from e
+        kind = Gone if into is None else Away
+        raise kind(what, got=str(version.uri), rule=rule, fix=fix) from e
     return Path(folder)
 
 

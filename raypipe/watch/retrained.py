@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raypipe.config import RunConfig, key_of
-from raypipe.registry import promote, runs, versions
+from raypipe.registry import fetching, promote, runs, versions
 from raypipe.registry.store import Store
 from raypipe.registry.versions import ModelVersion
 from raypipe.watch import decide, decisions, records
@@ -131,8 +131,13 @@ def decided(
     champion, challenger = (versions.require(store, number, fix) for number in numbers)
     try:
         decision = carry_out(store, champion, challenger, decision, slices, kept["evidence"])
-    except (promote.Lost, promote.Unreadable) as e:
-        # It would stop each later retrain, too.
+    except promote.Lost as e:
+        decision = Decision(False, str(e))
+    except promote.Unreadable as e:
+        # A place that is away may come back.
+        if isinstance(e.__cause__, fetching.Away):
+            raise
+        # Lost files would stop each later retrain, too.
         decision = Decision(False, str(e))
     training, device_s = str(kept["training"]), float(kept["device_s"])
     done = RetrainResult(champion, challenger, decision, slices, union, training, device_s)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from raypipe.config import RunConfig, validate
+from raypipe.registry import fetching, promote
 from raypipe.registry.package import Package
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
@@ -100,6 +101,25 @@ def test_a_challenger_whose_files_were_lost_does_not_stop_all_that_follow(
     assert int(store.client.get_model_version_by_alias("m", "champion").version) == 1
     assert journal.data("c", "ended") is not None
     assert retrained.finish(store, run, WATCH, journal, said.append) is None
+
+
+def test_a_challenger_whose_store_is_away_is_asked_for_again(
+    left: tuple[RunConfig, Store, Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outage of a minute would have ended the decision for good."""
+    run, store, journal = left
+    store.client.set_registered_model_alias("m", "champion", "1")
+
+    def away(*_: object) -> Package:
+        raise fetching.Away("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fetching, "fetch", away)
+        with pytest.raises(promote.Unreadable, match="not moved to m/2: away"):
+            retrained.finish(store, run, WATCH, journal, lambda _: None)
+    assert journal.data("c", "ended") is None
+    done = retrained.finish(store, run, WATCH, journal, lambda _: None)
+    assert done is not None and done.decision.act
 
 
 def test_a_decision_by_other_limits_is_not_carried_out(
