@@ -91,7 +91,7 @@ class Came:
 
 @dataclass(frozen=True)
 class _Label:
-    """What the table says of an image. group: "" where it has none. domain: None without a column."""
+    """What a table says of an image. group: "" where it has none. domain: None without a column."""
 
     text: str
     group: str
