@@ -252,12 +252,8 @@ def check(
     to_label = ""
     if found.is_drift and watch.ask:
         to_label = str(path.with_name(f"to-label-{key}.csv"))
-        paths = None
-        # It only helps to find the picture.
-        with suppress(DataError):
-            paths = by_image.paths(batch_table, mine)
-        file = Path(to_label)
-        asked = _ask(file, package, reference, mine, watch.ask, drift.max_rows, run.seed, paths)
+        file, most = Path(to_label), watch.ask
+        asked = _ask(file, package, reference, mine, most, drift.max_rows, run.seed, batch_table)
         feedback_rows.keep_asked(run, watch, key, name, asked, len(mine.ids))
     predictions = (predicted.uri, predicted.key)
     return CheckResult(
@@ -284,7 +280,7 @@ def _ask(
     most: int,
     max_rows: int,
     seed: int,
-    paths: Sequence[str | None] | None,
+    batch_table: TableConfig,
 ) -> list[tuple[str | None, str]]:
     """Write down which images are most worth a label; (id, sha256) of each."""
     rng = np.random.default_rng(seed)
@@ -295,6 +291,10 @@ def _ask(
     scores_NC = mine.scores_NC[:, :1] if classes is None else mine.scores_NC
     asked = ask.worth_a_label(scores_NC, distance_N, mine.sha256, most, mine.features_ND, seed)
     labels = classes or [""] * len(mine.ids)
+    paths: Mapping[int, str | None] = {}
+    # It only helps to find the picture.
+    with suppress(DataError):
+        paths = by_image.paths(batch_table, mine, asked)
     ask.write(file, asked, mine.ids, mine.sha256, labels, scores_NC, distance_N, paths)
     return [(mine.ids[row], mine.sha256[row]) for row in asked]
 
