@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from raypipe.errors import ClusterError, RaypipeError, hidden, one_line
+from raypipe.timer import is_alarm
 
 AGAIN = "Run the same command again: what was finished is kept"
 # By MLflow's name for an answer, as 401, 403, 429 and 503: what it says, and the way out.
@@ -48,8 +49,7 @@ def explain(error: BaseException) -> tuple[int, str]:
         # The doctor looks at tokens, addresses, memory and disks.
         advice = f" {DOCTOR}" if isinstance(known, ClusterError) else ""
         return known.exit_code, f"{known}{advice}"
-    # click.Abort is Ctrl-C at a prompt.
-    if any(isinstance(e, KeyboardInterrupt) or type(e).__name__ == "Abort" for e in chain(error)):
+    if any(_is_ctrl_c(e) for e in chain(error)):
         return 1, "Interrupted. Run the same command again to go on."
     # Ray's handler of SIGTERM, in force since Ray was started here.
     if any(isinstance(e, SystemExit) and e.code == signal.SIGTERM for e in chain(error)):
@@ -83,6 +83,12 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = getattr(error, "cause", None) or error.__cause__ or error.__context__
+
+
+def _is_ctrl_c(error: BaseException) -> bool:
+    # click.Abort is Ctrl-C at a prompt. An alarm is one of a budget.
+    is_interrupt = isinstance(error, KeyboardInterrupt) and not is_alarm(error)
+    return is_interrupt or type(error).__name__ == "Abort"
 
 
 def _of_machine(error: BaseException) -> RaypipeError | None:

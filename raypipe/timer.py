@@ -119,6 +119,11 @@ def _set_timer() -> None:
     signal.setitimer(signal.ITIMER_REAL, left_s)
 
 
+def is_alarm(error: BaseException) -> bool:
+    """Did an alarm raise it, and no Ctrl-C?"""
+    return isinstance(error, _TimeIsOver) or _OURS in getattr(error, "__notes__", ())
+
+
 def _is_of(error: KeyboardInterrupt, alarm: Alarm) -> bool:
     """Did this alarm raise it? Ray raises a new KeyboardInterrupt in place of ours."""
     if isinstance(error, _TimeIsOver):
@@ -135,7 +140,6 @@ def _asked_to_stop(error: KeyboardInterrupt, alarm: Alarm) -> BaseException | No
             if earlier.alarm is alarm:
                 return error  # a Ctrl-C, while the end of the time was handled
         elif isinstance(earlier, (KeyboardInterrupt, SystemExit)):
-            is_ours = _OURS in getattr(earlier, "__notes__", ())
-            asked = asked or (None if is_ours else earlier)
+            asked = asked or (None if is_alarm(earlier) else earlier)
         earlier = earlier.__context__
     return asked

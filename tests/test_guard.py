@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,7 @@ from raypipe.cli import app
 from raypipe.errors import ClusterError, ConfigError
 from raypipe.failures import DOCTOR, explain
 from raypipe.main import main
+from raypipe.timer import OutOfTime, interrupted
 
 BEGIN = "import os, signal, sys, time\nfrom raypipe import guard\n"
 RUN = "\nsys.exit(guard.guarded(lambda: guard.report_code(work())))"
@@ -163,6 +165,18 @@ def test_our_own_mistake_shows_its_lines_and_one_message(capfd: pytest.CaptureFi
         raise KeyError("no such thing")
     except KeyError as e:
         code, text = explain(e)
+    assert code == 1 and "mistake of raypipe's" in text and "no such thing" in text
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_an_alarm_of_a_budget_is_no_ctrl_c(capfd: pytest.CaptureFixture[str]) -> None:
+    """A mistake while somebody cleaned up after it was "Interrupted", without a line."""
+    with pytest.raises(KeyError) as raised, interrupted(0.05, lambda: OutOfTime("it is over")):
+        try:
+            threading.Event().wait(5)
+        finally:
+            raise KeyError("no such thing")
+    code, text = explain(raised.value)
     assert code == 1 and "mistake of raypipe's" in text and "no such thing" in text
     assert "Traceback" in capfd.readouterr().err
 

@@ -148,7 +148,9 @@ def _packed(cfg: ModelConfig, classes: int) -> tuple[dict[str, bytes], ImageMode
             rule="A package holds the .py files that the factory's module imports by name",
             fix="Import them by name, and keep data files out of the factory",
         ) from e
-    own_code.require_alone(packed, cfg.name, lambda: model.eval().embed(_noise(bare.pixels)))
+    # Not cfg.pixels: without model.side_px it imports the factory.
+    noise_BHWC = _noise(model.side_px)
+    own_code.require_alone(packed, cfg.name, lambda: model.eval().embed(noise_BHWC))
     return packed, model
 
 

@@ -218,6 +218,7 @@ def _search_into(
             raise opening.nothing_fitted(cfg.limits)
         end_with_it("search.limits leaves no trial that may begin")
         return
+    no_time = False
     try:
         with ledger.reading(is_answered):
             read = prepare_data(job, pinned, candidates(cfg, space, planned))
@@ -228,6 +229,9 @@ def _search_into(
         # What trials reached before a kill is worth another start.
         if not is_answered or (folder / "tune").exists():
             raise
+        no_time = True
+    if no_time:
+        # Not above: whatever fails here would be told as the end of the budget.
         end_with_it(f"{OF_BUDGET}{ledger.budget_s:g} s left no time for trials")
         return
     data = first.data | read

@@ -19,7 +19,7 @@ from __future__ import annotations
 import csv
 import io
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -152,11 +152,11 @@ def write(
     labels: Sequence[str],
     scores_NC: np.ndarray,
     distance_N: np.ndarray,
-    paths: Sequence[str | None] | None = None,
+    paths: Mapping[int, str | None] | None = None,
 ) -> None:
     """A CSV for whoever labels: id, path, hash, what the champion says, and why it is asked.
 
-    paths: where the source of each image had it; None: nobody knows.
+    paths: where the source of an image had it, by row; None: nobody knows.
     """
     unsure_N = uncertainty(scores_NC)
     out = io.StringIO()
@@ -166,7 +166,7 @@ def write(
         unsure = "" if unsure_N is None else f"{unsure_N[row]:.3f}"
         far = f"{distance_N[row]:.2f}"
         # An id that ingest gave is a hash: only the path says which picture to look at.
-        named = [_plain(ids[row]), _plain(paths[row] if paths else None)]
+        named = [_plain(ids[row]), _plain((paths or {}).get(row))]
         rows.writerow([*named, sha256[row], "", _plain(labels[row]), unsure, far])
     write_atomic(file, out.getvalue())
 

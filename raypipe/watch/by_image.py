@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,23 +54,37 @@ def arrived(column: str | None, source: TableConfig, mine: Batch) -> list[float]
     return [np.nan if place is None else float(place) for place in found]
 
 
-def paths(source: TableConfig, mine: Batch) -> list[str | None] | None:
-    """Where the source of each image had it, as `raypipe ingest` keeps it. None: its table does not
-    say."""
-    values = _column("path", source, mine)
+def paths(source: TableConfig, mine: Batch, rows: Sequence[int]) -> dict[int, str | None]:
+    """Where the source of these images of the batch had them, by row, as `raypipe ingest` keeps it.
+    Empty: its table does not say."""
+    if not rows:
+        return {}
+    some = replace(
+        mine, ids=[mine.ids[row] for row in rows], sha256=[mine.sha256[row] for row in rows]
+    )
+    # Other images are not read: the table may hold all nights so far. Rows without an id cannot be
+    # asked for.
+    known = sorted({image_id for image_id in some.ids if image_id is not None})
+    where: scan.Where = {} if None in some.ids else {ImageTable.open(source).columns.id: known}
+    values = _column("path", source, some, where)
     if values is None:
-        return None
-    found = _of_images(source, mine, *(one.to_pylist() for one in values))
-    return [None if path is None else str(path) for path in found]
+        return {}
+    found = _of_images(source, some, *(one.to_pylist() for one in values), where)
+    return {row: None if path is None else str(path) for row, path in zip(rows, found, strict=True)}
 
 
 def _of_images(
-    source: TableConfig, mine: Batch, ids: list[str | None], values: list[Any]
+    source: TableConfig,
+    mine: Batch,
+    ids: list[str | None],
+    values: list[Any],
+    where: scan.Where | None = None,
 ) -> list[Any]:
     """The value of each image of the batch, None where its table has none.
 
-    ids, values: of all rows of the table. Images of one id may have several values, those without
-    an id above all: then only their bytes say which one is meant, and are read.
+    ids, values: of all rows of the table that match `where`. Images of one id may have several
+    values, those without an id above all: then only their bytes say which one is meant, and are
+    read.
     """
     by_id: dict[str | None, Any] = {}
     unclear = set()
@@ -80,7 +96,7 @@ def _of_images(
         table = ImageTable.open(source)
         names = [table.columns.id, table.columns.image]
         row = iter(values)
-        for part in scan.each(table, mine.version, names):
+        for part in scan.each(table, mine.version, names, where):
             for image_id, image in zip(*(part[name].to_pylist() for name in names), strict=True):
                 value = next(row)
                 if image_id in unclear and image is not None:
@@ -92,11 +108,12 @@ def _of_images(
 
 
 def _column(
-    column: str | None, source: TableConfig, mine: Batch
+    column: str | None, source: TableConfig, mine: Batch, where: scan.Where | None = None
 ) -> tuple[pa.ChunkedArray, pa.ChunkedArray] | None:
-    """(ids, values) of a column of the batch's table; None if it has no such column."""
+    """(ids, values) of a column of the batch's table, of rows that match `where`; None if it has no
+    such column."""
     table = ImageTable.open(source)
     if column not in table.at(mine.version).schema().to_arrow().names:
         return None
-    read = scan.rows(table, mine.version, [table.columns.id, column])
+    read = scan.rows(table, mine.version, [table.columns.id, column], where)
     return read[table.columns.id], read[column]

@@ -10,7 +10,7 @@ settings): the same check twice is one row. A check needs no labels; those that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -232,10 +232,10 @@ def _ask(of: Examination, page: Path, key: str) -> str:
     most = of.watch.ask
     asked = ask.worth_a_label(scores_NC, distance_N, mine.sha256, most, mine.features_ND, seed)
     labels = labels_of(package, mine.scores_NC) or [""] * len(mine.ids)
-    paths = None
+    paths: Mapping[int, str | None] = {}
     # It only helps to find the picture.
     with suppress(DataError):
-        paths = by_image.paths(of.source, mine)
+        paths = by_image.paths(of.source, mine, asked)
     file = page.with_name(f"to-label-{key}.csv")
     ask.write(file, asked, mine.ids, mine.sha256, labels, scores_NC, distance_N, paths)
     images = [(mine.ids[row], mine.sha256[row]) for row in asked]

@@ -83,16 +83,20 @@ def _lost(store: Store, run: RunConfig, watch: WatchConfig, kept: Mapping[str, A
     row = decisions.find(run, watch, kept["evidence"]["decision"])
     if row is None:
         return "the row of the decision was deleted"
-    there = {version.version: version.seal for version in versions.every(store)}
-    compared = records.seals_of(row)
+    there = {version.version: version for version in versions.every(store)}
     for name in (row["champion"], row["challenger"]):
         if _number(name) not in there:
             return f"{name} was deleted"
-        # A store that was made again counts from 1, and another registry may be in use now.
-        seal, was = there[_number(name)], compared.get(name)
-        if seal and was and seal != was:
+        if _is_another(there[_number(name)], row):
             return f"{name} is another package than the one that was compared"
     return ""
+
+
+def _is_another(version: ModelVersion, row: Mapping[str, Any]) -> bool:
+    """Is it another package than the one of this name that a decision compared? A store that was
+    made again counts from 1, and another registry may be in use now."""
+    was = records.seals_of(row).get(str(version))
+    return bool(version.seal and was and version.seal != was)
 
 
 def _outdated(
@@ -120,7 +124,8 @@ def decided(
     """The result of a retrain from its decision: nothing is trained or compared.
 
     kept: what its journal says. Carrying it out once more does nothing, or says what stands against
-    it. None where there is no such decision.
+    it. None where there is no such decision, or it is about other packages than those of this
+    registry.
     """
     row = decisions.find(run, watch, kept["evidence"]["decision"]) if kept else None
     if kept is None or row is None:
@@ -129,6 +134,8 @@ def decided(
     numbers = [_number(row[name]) for name in ("champion", "challenger")]
     fix = "It was deleted: a retrain for another version of the table makes a new one"
     champion, challenger = (versions.require(store, number, fix) for number in numbers)
+    if _is_another(champion, row) or _is_another(challenger, row):
+        return None
     try:
         decision = carry_out(store, champion, challenger, decision, slices, kept["evidence"])
     except promote.Lost as e:

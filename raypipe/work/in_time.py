@@ -361,6 +361,8 @@ def _planned(
     if found.job.train.solver != "steps":
         most = 1  # a head is fitted at once
     trials = len(found.trials)
+    # Its model may have other views than the trial's.
+    ledger.forecast.views = int(wanted.get("model.views", found.job.model.views))
     planned = budget.plan_refit(
         ledger.budget_s,
         ledger.spent_s,
@@ -405,6 +407,8 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
         return plan, None
     leading = [trial for trial in found.trials if trial.name in found.again] or found.trials[:1]
     speed = _expect(found, found.trials_of_members if found.shares else leading, ledger)
+    if found.refitted:
+        forecast.views = found.job.model.views  # search.refit may have set them
     expected = ledger.ending(len(found.trials), speed, refit=found.refitted)
     if speed is not None and found.refitted:
         expected = expected.at(found.job.model.pixels / speed.side_px)

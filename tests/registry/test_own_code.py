@@ -162,6 +162,11 @@ def test_a_module_that_is_imported_when_it_predicts_is_refused_before_the_traini
     packing.require_packable(CFG, 2)
 
 
+def test_a_model_without_a_side_of_its_own_is_packed(mine: Path) -> None:
+    """Its side was asked for where its modules cannot be imported: each such model was refused."""
+    packing.require_packable(CFG.model_copy(update={"side_px": None}), 2)
+
+
 @pytest.mark.parametrize(
     ("more", "why"),
     [

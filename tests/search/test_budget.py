@@ -23,6 +23,7 @@ from raypipe.errors import ConfigError, RaypipeError
 from raypipe.files import LOCK
 from raypipe.job import Job
 from raypipe.models.zoo import ModelConfig
+from raypipe.registry.tracking import RegistryConfig
 from raypipe.search import budget, networks, variants
 from raypipe.search.budget import Ending, Refit, Speed
 from raypipe.search.choosing import Choosing
@@ -362,6 +363,43 @@ def test_a_soup_and_its_first_trial_are_two_networks() -> None:
     assert alone is not None and made.forecast.others_s == 0
     both = in_time._expect(found, [trial, trial], made)
     assert both == alone and made.forecast.others_s == pytest.approx(1 / 300)
+
+
+def test_a_refit_of_more_views_leaves_time_for_them(tmp_path: Path) -> None:
+    """Eight views of a trial's one: the end took eight times what was planned for it."""
+    metrics = {"images_per_s": 100.0, "step_s": 0.3, "forward_s": 0.1}
+    trial = Trial("trial-0", {}, 0.9, 3, False, (metrics,), "somewhere")
+    tuned, train = ModelConfig(mode="finetune", side_px=128), TrainConfig(workers=2)
+    job: Any = SimpleNamespace(
+        train=train, feed=SimpleNamespace(train="train", val="val"), search=SimpleNamespace()
+    )
+    plan: Any = SimpleNamespace(job=SimpleNamespace(registry=RegistryConfig()))
+    room_s, end_s = [], []
+    for views in (1, 8):
+        made, _ = ledger(600.0, splits=(400, 600), tests=600)
+        found: Any = SimpleNamespace(
+            trials=(trial,),
+            again=(),
+            shares=(),
+            refitted=False,
+            models={"trial-0": tuned},
+            job=SimpleNamespace(model=tuned, train=train),
+            pinned=SimpleNamespace(counts={"train": 800, "val": 400}),
+            folder=tmp_path / str(views),
+            plan=plan,
+        )
+        found.folder.mkdir()
+        job.search.refit = {"model.views": views}
+        planned = in_time._planned(job, job.search.refit, found, made, 0.0)
+        assert isinstance(planned, Refit)
+        room_s.append(planned.seconds)
+        found.refitted, found.again = True, ("trial-0",)
+        found.job.model = tuned.model_copy(update={"views": views})
+        in_time.ending(found, made)
+        end_s.append(made.phase("ending").planned_s)
+    more_s = 7 * 600 / 300 * (1 + budget.ENDING_MARGIN)
+    assert room_s[0] - room_s[1] == pytest.approx(more_s)
+    assert end_s[1] - end_s[0] == pytest.approx(more_s)
 
 
 def test_predictions_after_the_trials_are_as_fast_as_their_threads() -> None:

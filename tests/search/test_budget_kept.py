@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,9 +14,10 @@ import ray
 
 from raypipe.cli.console import Console
 from raypipe.config import replace
+from raypipe.failures import explain
 from raypipe.files import is_owned
 from raypipe.job import Job
-from raypipe.search import refit
+from raypipe.search import opening, refit
 from raypipe.search.leaderboard import FIRST
 from raypipe.search.ledger import Ledger
 from raypipe.search.space import defaults
@@ -220,8 +222,20 @@ def test_a_first_answer_is_registered_where_no_time_is_left_for_a_trial(
     def heard(standings: Sequence[Standing]) -> None:
         now[0] = 1985.0
 
-    ledger = Ledger(BUDGET, 0.0, lambda: now[0])
-    result, version, _ = training.search_and_register(job, Shown(heard), ledger=ledger)
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def search() -> tuple[Any, Any, Any]:
+        now[0] = 0.0
+        ledger = Ledger(BUDGET, 0.0, lambda: now[0])
+        return training.search_and_register(job, Shown(heard), ledger=ledger)
+
+    # What fails then was told as the end of the budget.
+    with monkeypatch.context() as patched, pytest.raises(OSError) as raised:
+        patched.setattr(opening, "end_with", full)
+        search()
+    assert "The disk is full" in explain(raised.value)[1]
+    result, version, _ = search()
     assert str(version).endswith("/1") and not result.refitted
     assert {trial.drawn for trial in result.trials} == {False}
     assert "left no time for trials" in str(result.stopped)

@@ -145,7 +145,7 @@ def test_the_file_is_plain_text_for_a_spreadsheet(tmp_path: Path) -> None:
     assert [row["sha256"] for row in rows] == ["b", "a", "c"]
     assert rows[0]["uncertainty"] == "0.950" and rows[0]["times_as_far"] == "2.00"
     assert rows[1]["champion_says"] == "'+1" and {row["label"] for row in rows} == {""}
-    paths = ["night/1.png", None, "=1.png"]
+    paths = {0: "night/1.png", 1: None, 2: "=1.png"}
     ask.write(file, [1, 0, 2], ids, list("abc"), labels, scores_NC, np.ones(3), paths)
     rows = list(csv.DictReader(file.open()))
     assert [row["path"] for row in rows] == ["", "night/1.png", "'=1.png"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +17,7 @@ from deltalake import write_deltalake
 from raypipe.config import validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.registry.package import Reference
+from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.watch import by_image, evidence_row, examination
 from raypipe.watch.detect import DriftConfig, DriftReport, detect
@@ -171,3 +173,33 @@ def test_a_column_that_was_named_after_the_champion_is_told_to_have_no_effect() 
     assert "watch.group=module has no effect" in said
     assert not notes({"group": "module"}, group="module") and not notes({})
     assert "watch.domain=camera" in notes({"group": "module"}, domain="camera")[0]
+
+
+def test_only_rows_of_the_images_that_are_asked_for_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a part there are many photographs: to name 100 files, a check read every image of the
+    table."""
+    data = [b"1", b"2", b"3", b"4", b"5"]
+    names = ["a", "a", "b", "b", None]
+    files = [f"{n}.png" for n in range(5)]
+    write_deltalake(
+        str(tmp_path / "t"), pa.table({"image_id": names, "image": data, "path": files})
+    )
+    source, empty = TableConfig(uri=str(tmp_path / "t")), np.zeros((5, 1))
+    hashes = [sha256(one).hexdigest() for one in data]
+    batch = Batch(ImageTable.open(source).pin(), names, hashes, empty, empty)
+    read: list[str | None] = []
+
+    def each(*given: Any) -> Iterator[pa.Table]:
+        for part in real(*given):
+            read.extend(part["image_id"].to_pylist())
+            yield part
+
+    real = scan.each
+    monkeypatch.setattr(scan, "each", each)
+    assert by_image.paths(source, batch, [3]) == {3: "3.png"}
+    assert read == ["b", "b"]
+    # Nobody can ask for a row without an id.
+    assert by_image.paths(source, batch, [4, 0]) == {4: "4.png", 0: "0.png"}
+    assert read[2:] == names

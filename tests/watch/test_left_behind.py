@@ -82,6 +82,9 @@ def test_a_version_of_the_same_number_in_another_registry_is_not_promoted(
             held.reached("compared", **kept | {"evidence": evidence})  # type: ignore[union-attr]
         said: list[str] = []
         retrained.finish(store, run, WATCH, journal, said.append)
+        # The retrain that goes on with the same rows asks what it had decided.
+        done = retrained.decided(store, run, WATCH, journal.data(key, "ended"))
+        assert (done is None) == (ends == 1)
         assert int(store.client.get_model_version_by_alias("m", "champion").version) == ends
         assert ("m/2 is another package" in said[-1]) == (ends == 1)
         assert journal.data(key, "ended") is not None
