@@ -123,7 +123,7 @@ def test_a_second_backbone_of_the_same_architecture_is_known_by_its_weights(
         found = SimpleNamespace(members=heads_of, files={"weights.safetensors": save(named)})
         return cast(Package, found)
 
-    same = champion(bodies_0_net=ones, bodies_1_net=ones.clone(), heads_0_b=ones, heads_1_b=twos)
+    same = champion(bodies_0_net=ones, bodies_1_net=ones.clone(), heads_1_b=twos)
     found = heads.jobs(heads.of_champion(same, first, watch), first, None)
     assert [(one.model.name, one.model.pixels) for one in found] == [
         (STAGES, 32),
