@@ -69,7 +69,8 @@ def paths(source: TableConfig, mine: Batch, rows: Sequence[int]) -> dict[int, st
     values = _column("path", source, some, where)
     if values is None:
         return {}
-    found = _of_images(source, some, *(one.to_pylist() for one in values), where)
+    ids, kept = (one.to_pylist() for one in values)
+    found = _of_images(source, some, ids, kept, where)
     return {row: None if path is None else str(path) for row, path in zip(rows, found, strict=True)}
 
 
