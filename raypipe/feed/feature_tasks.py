@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -79,12 +80,26 @@ def run_tasks(function: Any, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
     )
     most = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
     started: deque[Any] = deque()
-    for call in calls:
-        started.append(task.remote(*call))
-        if len(started) >= most:
-            yield ray.get(started.popleft())
-    while started:
-        yield ray.get(started.popleft())
+    try:
+        for call in calls:
+            started.append(task.remote(*call))
+            if len(started) >= most:
+                yield _next(started)
+        while started:
+            yield _next(started)
+    finally:
+        # A budget is over, or a task has failed: the others would keep the CPUs from what follows.
+        # Without Ray nothing runs, and to ask it would start it again.
+        with suppress(Exception):
+            for reference in started if ray.is_initialized() else ():
+                ray.cancel(reference, force=False)
+
+
+def _next(started: deque[Any]) -> Any:
+    """The oldest task's result. A task that is still waited for stays among those that started."""
+    result = ray.get(started[0])
+    started.popleft()
+    return result
 
 
 @lru_cache(maxsize=1)

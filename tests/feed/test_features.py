@@ -4,6 +4,7 @@ cut, features only once.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,14 @@ import pytest
 from raypipe.errors import DataError
 from raypipe.feed import features
 from raypipe.feed.dataset import FeedConfig, Pinned, pin
+from raypipe.feed.feature_tasks import run_tasks
 from raypipe.feed.feed import Source, fetch
 from raypipe.feed.locate import locate
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import ModelConfig
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, TableConfig, append
+from raypipe.timer import OutOfTime, interrupted
 
 FROZEN = ModelConfig(side_px=32)
 FEED = FeedConfig()
@@ -133,3 +136,21 @@ def test_whole_numbers_are_labels_too(half_labelled: TableConfig, tmp_path: Path
     assert pinned.classes == ("0", "1")
     theirs, again = locate(pinned, "val", FEED), locate(pin(half_labelled, FEED), "val", FEED)
     assert theirs.ids == again.ids and theirs.labels_N.tolist() == again.labels_N.tolist()
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_reading_that_a_budget_ends_leaves_no_task_behind() -> None:
+    """What followed waited for the CPUs: the end of the search, or the next cell of a notebook."""
+
+    def slow(seconds: float) -> float:
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            time.sleep(0.02)  # as between two batches, it can be interrupted
+        return seconds
+
+    # So many run on two CPUs, and as many wait.
+    with pytest.raises(OutOfTime), interrupted(2.0, lambda: OutOfTime("over")):
+        list(run_tasks(slow, [(25.0,)] * 4))
+    began = time.monotonic()
+    assert list(run_tasks(slow, [(0.0,), (0.1,)])) == [0.0, 0.1]
+    assert time.monotonic() - began < 10

@@ -374,7 +374,8 @@ def test_a_refit_of_more_views_leaves_time_for_them(tmp_path: Path) -> None:
         train=train, feed=SimpleNamespace(train="train", val="val"), search=SimpleNamespace()
     )
     plan: Any = SimpleNamespace(job=SimpleNamespace(registry=RegistryConfig()))
-    room_s, end_s = [], []
+    room_s: list[float] = []
+    end_s: list[float] = []
     for views in (1, 8):
         made, _ = ledger(600.0, splits=(400, 600), tests=600)
         found: Any = SimpleNamespace(
@@ -396,7 +397,7 @@ def test_a_refit_of_more_views_leaves_time_for_them(tmp_path: Path) -> None:
         found.refitted, found.again = True, ("trial-0",)
         found.job.model = tuned.model_copy(update={"views": views})
         in_time.ending(found, made)
-        end_s.append(made.phase("ending").planned_s)
+        end_s.append(made.phase("ending").planned_s or 0.0)
     more_s = 7 * 600 / 300 * (1 + budget.ENDING_MARGIN)
     assert room_s[0] - room_s[1] == pytest.approx(more_s)
     assert end_s[1] - end_s[0] == pytest.approx(more_s)
