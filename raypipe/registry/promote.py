@@ -180,10 +180,11 @@ def _target(store: Store, now: Held, to: int | None) -> ModelVersion:
     """The version that a rollback goes to. Raises DataError where there is none."""
     target = now.history.before(now.version) if to is None else to
     if target is None or (target not in now.history.used() and target != now.version):
-        number = to or now.version
+        what = f"There is no earlier {store.alias} of {store.model!r} to go back to"
+        used = f"version {now.version} is in use" if now.version else "no version is in use"
         raise DataError(
-            f"There is no earlier {store.alias} of {store.model!r} to go back to",
-            got=f"version {number}" if number else "no version is in use",
+            what if to is None else f"Version {to} was never the {store.alias} of {store.model!r}",
+            got=used if to is None else f"--to {to}",
             rule="A rollback goes to a version that the table of moves has as an earlier one",
             fix="raypipe promote CONFIG --version N moves to any version",
         )

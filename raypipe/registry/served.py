@@ -27,11 +27,11 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel
 
-# Beside the stored copy of this file lies raypipe, one zip: see mlflow_model.py. A raypipe that is
-# imported already stays.
+# Beside the stored copy of this file lies raypipe, one zip: see mlflow_model.py. An installed
+# raypipe comes before it: in a notebook that trains, too, a zip that hides it could draw no report.
 _RAYPIPE = Path(__file__).with_name("code") / "raypipe.zip"
 if _RAYPIPE.is_file():
-    sys.path.insert(0, str(_RAYPIPE))
+    sys.path.append(str(_RAYPIPE))
 
 from raypipe.errors import DataError, RaypipeError
 from raypipe.registry.answers import Ask, table

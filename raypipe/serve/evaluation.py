@@ -176,9 +176,10 @@ def unknown_in_words(unknown: dict[str, int]) -> str:
         return ""
     names = ", ".join(f"{one_line(n, LONGEST)!r} {unknown[n]:,}" for n in list(unknown)[:SHOWN])
     more = f" and {len(unknown) - SHOWN:,} more classes" if len(unknown) > SHOWN else ""
+    images = sum(unknown.values())
     return (
-        f"{sum(unknown.values()):,} images have classes that the model does not know ({names}"
-        f"{more}): they count as wrong, and balanced_accuracy is of the other classes"
+        f"{images:,} image{'s' * (images > 1)} of classes that the model does not know ({names}"
+        f"{more}): wrong, in no row of the confusion matrix, and not in balanced_accuracy"
     )
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from raypipe.errors import DataError, one_line
 from raypipe.feed.dataset import Pinned
 from raypipe.files import write_atomic
 from raypipe.registry.package import Package
@@ -66,6 +67,25 @@ def unknown_to(champion: Package, pinned: Pinned, split: str) -> str:
     if gone:
         text += f". Of its own, {min(gone)!r} has no test image any more: was a class renamed?"
     return text
+
+
+def require_shared(champion: Package, pinned: Pinned, split: str) -> None:
+    """Raise DataError if the champion knows none of the classes in a split, or of its tags.
+
+    It would lose all images: any challenger would be better. The table is another model's, or its
+    column of labels is another one.
+    """
+    labels = pinned.labels(split)
+    if not labels or {*labels} & {*champion.classes}:
+        return
+    raise DataError(
+        f"The champion knows none of the classes in feed.test={split}",
+        got=sorted(labels)[:5],
+        rule="A challenger is compared with it on labels that it can predict: "
+        + one_line(", ".join(champion.classes), 200),
+        fix="Check table.uri and table.columns.label. If all classes have new names, train and "
+        "promote by hand: raypipe train CONFIG, then raypipe promote CONFIG --version N",
+    )
 
 
 def learned_ids(

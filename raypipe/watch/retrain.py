@@ -174,6 +174,7 @@ def _asked_for(
     if pause:
         say(pause)
         return RetrainResult(champion, None, Decision(False, pause), ())
+    judging.require_shared(package, pinned, job.feed.test)
     count = history.count(cfg.watch, job.run)
     with hold(past, cycle, say, request.told, {"checks": count}) as held:
         if isinstance(held, Busy):

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from hashlib import sha256
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import mlflow
@@ -16,6 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import raypipe
 from raypipe.config import RunConfig
 from raypipe.errors import DataError, RaypipeError
 from raypipe.registry import fetching, promote, runs, versions
@@ -68,6 +71,10 @@ def test_a_registered_package_is_served_by_mlflow_and_holds_no_pickle(
     said = served.predict(pd.DataFrame({"image": images}))
     mine = built.predict(images)
     assert said["label"].tolist() == mine.labels
+    # The code in the model hides no raypipe that is installed.
+    installed = PathFinder.find_spec("raypipe")
+    assert installed is not None and installed.origin == raypipe.__file__
+    assert any(path.endswith("raypipe.zip") for path in sys.path)
     np.testing.assert_allclose(np.stack(said["scores"]), mine.scores_NC, atol=1e-5)
     np.testing.assert_allclose(said["score"], mine.scores_NC.max(1), atol=1e-5)
     assert [c.name for c in served.metadata.signature.inputs] == ["image"]

@@ -366,6 +366,20 @@ def test_a_class_that_was_renamed_is_told_before_it_decides(tmp_path: Path) -> N
     assert "renamed" not in said("a"), "a table grows"
 
 
+def test_a_champion_that_knows_no_class_of_a_table_is_not_compared(tmp_path: Path) -> None:
+    """The table of another model: any challenger was better, and took its place."""
+    job = job_at(tmp_path)
+    pinned = add(job, NAMES, SPLITS)
+
+    def compared(*classes: str) -> None:
+        champion = cast(Package, SimpleNamespace(classes=classes))
+        judging.require_shared(champion, pinned, "test")
+
+    compared("b", "c")
+    with pytest.raises(DataError, match=r"none of the classes in feed.test=test.*a.*b.*A, B"):
+        compared("A", "B")
+
+
 def test_rows_without_an_id_are_known_by_their_image_alone(tmp_path: Path) -> None:
     """No id was one id: with one such row in training, all test rows without an id counted as
     learned from, and no challenger was ever compared."""
