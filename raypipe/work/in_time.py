@@ -37,7 +37,7 @@ from raypipe.train.launch import wants_gpu
 from raypipe.train.trainer import Plan
 
 log = logging.getLogger("raypipe")
-PLAN = "refit.json"  # in the search's folder: the refit that was begun
+PLAN = "refit.json"  # in the search's folder: the refits that were begun, by what was asked for
 # There, too: of each search.refit whose model is registered, who was trained again for it.
 SETTLED = "refits.json"
 LATE = 1.02  # of the seconds of a refit: then it is ended, and comes to nothing
@@ -160,11 +160,13 @@ def _refitted_together(
     def head(again: TrainJob, member: SearchResult) -> SearchResult:
         return train(again, member, None)
 
+    settled = _settled(job, found)
     try:
-        with _within(left_s):
+        # Heads of a registered model are read again, however late it is.
+        with _within(None if settled is not None else left_s):
             trained = refit_together.heads_again(job.training, found, again, head)
     except OutOfTime as e:
-        trained = str(e)
+        trained = e.what
     ledger.lap("refit of heads")
     if isinstance(trained, str):
         return _as_it_was(found, ledger, trained)
@@ -174,7 +176,6 @@ def _refitted_together(
         least_s = _least_s(found, members, ledger)
         # Members that leave do not predict.
         _expect(found, _named(found, again.shares, again.tuned), ledger)
-        settled = _settled(job, found)
         if settled is not None and again.tuned not in settled["again"]:
             tuned = _as_it_was(member, ledger, settled["why"])
         else:
@@ -280,9 +281,12 @@ def _refitted_alone(
     assert left_s is not None
     # It ends by its own clock. What comes after it has the rest.
     left_s = min(left_s, LATE * planned.seconds)
-    ledger.plan("refit", min(left_s, planned.seconds), planned.why)
+    # A finished one is only read, which a rerun or another terminal has always time for: else it
+    # would register what this refit was better than.
+    is_done = _begun(found).get(_asked(job), {}).get("is_done", False)
+    ledger.plan("refit", 0.0 if is_done else min(left_s, planned.seconds), planned.why)
     try:
-        with interrupted(left_s, lambda: OutOfTime("The time of the refit is over")):
+        with _within(None if is_done else left_s):
             changes = {
                 "model.side_px": planned.side_px,
                 "train.epochs": planned.epochs,
@@ -294,14 +298,16 @@ def _refitted_alone(
         return _noted(found, ledger, f"it had not ended in time, and {STAYS}")
     except RaypipeError as e:
         why = refit.why_diverged(e)
-        _forget_plan(found)
+        _keep_plan(job, found, None)
         return _noted(found, ledger, why)
     finally:
         ledger.lap("refit")
     why = refit.unfinished(done)
     if why is not None:
-        _forget_plan(found)
+        # The same command may plan another one.
+        _keep_plan(job, found, None)
         return _noted(found, ledger, f"{why}, and {STAYS}")
+    _keep_plan(job, found, planned, is_done=True)
     return done
 
 
@@ -324,9 +330,26 @@ def _over_limits(job: Job, found: SearchResult, ledger: Ledger) -> str:
     return measured[model.shape].breaks(limits)
 
 
-def _forget_plan(found: SearchResult) -> None:
-    """The same command may plan another refit: this one came to nothing."""
-    (found.folder / PLAN).unlink(missing_ok=True)
+def _begun(found: SearchResult) -> dict[str, dict[str, Any]]:
+    """Of each search.refit that was begun: its `plan`, and whether it `is_done`.
+
+    By search.refit, as commands may ask for two by turns: each goes on with its own.
+    """
+    file = found.folder / PLAN
+    kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    # An older raypipe kept one of them.
+    return {kept.pop("asked"): {"plan": kept}} if "asked" in kept else kept
+
+
+def _keep_plan(
+    job: Job, found: SearchResult, planned: Refit | None, is_done: bool = False
+) -> None:
+    """Keep the plan of this search.refit in the search's folder; None: forget it."""
+    kept = _begun(found)
+    kept.pop(_asked(job), None)
+    if planned is not None:
+        kept[_asked(job)] = {"plan": asdict(planned), "is_done": is_done}
+    write_atomic(found.folder / PLAN, to_json(kept))
 
 
 def _planned(
@@ -336,12 +359,10 @@ def _planned(
 
     least_s: what the end takes at least, if it comes to nothing.
     """
-    file = found.folder / PLAN
+    begun = _begun(found).get(_asked(job))
+    if begun is not None:
+        return Refit(**begun["plan"])
     own = job.train.epochs if "epochs" in job.train.model_fields_set else None
-    if file.exists():
-        kept = json.loads(file.read_text())
-        if kept.pop("asked") == _asked(job):
-            return Refit(**kept)
     speed, pinned = speed_of(found), found.pinned
     if speed is None or pinned is None or ledger.budget_s is None:
         return "nothing says how long its epochs would take"
@@ -374,7 +395,7 @@ def _planned(
         least_s,
     )
     if isinstance(planned, Refit):
-        write_atomic(file, to_json(asdict(planned) | {"asked": _asked(job)}))
+        _keep_plan(job, found, planned)
     return planned
 
 

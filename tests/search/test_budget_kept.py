@@ -53,9 +53,10 @@ class Shown(Console):
         yield lambda done, total, standings: self.heard(standings)
 
 
-def searched(job: Job, later: float) -> tuple[Any, Any, Ledger]:
-    """The search and its model; the clock goes to `later` when three trials have reported."""
-    now = [0.0]
+def searched(job: Job, later: float = 0.0, began: float = 0.0) -> tuple[Any, Any, Ledger]:
+    """The search and its model; the clock goes from `began` to `later` when three trials have
+    reported."""
+    now = [began]
 
     def heard(standings: Sequence[Standing]) -> None:
         if len(standings) >= 3:
@@ -91,8 +92,15 @@ def test_trials_end_for_a_refit_that_fits(
     assert "epochs of" in said["phases"]["refit"]["evidence"]
     assert said["phases"]["ending"]["planned_s"] > 0
 
-    # The finished parts are read, and the model is the one that is there.
+    # The finished parts are read, and the model is the one that is there: also where no time is left
+    # for a refit, and after another refit was asked for.
     again, same, _ = searched(job, later=1100)
+    assert (again.best.key, same) == (result.best.key, version)
+    again, same, ledger = searched(job, began=1990)
+    assert (again.best.key, same) == (result.best.key, version) and not ledger.notes
+    other, second, _ = searched(replace(job, {"search.refit": {"train.epochs": 2}}))
+    assert other.refitted and str(second).endswith("/2")
+    again, same, _ = searched(job, began=200)
     assert (again.best.key, same) == (result.best.key, version)
 
 
