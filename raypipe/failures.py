@@ -7,9 +7,11 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
+from types import FrameType
 
 from raypipe.errors import ClusterError, RaypipeError, hidden, one_line
 from raypipe.timer import is_alarm
@@ -28,6 +30,27 @@ _REFUSED = {
 DOCTOR = "`raypipe doctor` looks for the cause."
 # The system's words, and SQLite's.
 _FULL = os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full"
+
+
+_sigterm_came: list[bool] = []
+
+
+def note_sigterm() -> None:
+    """Remember from now on that SIGTERM came; what handles it stays.
+
+    Ray's handler raises SystemExit wherever Python is, and a library may make another error of it
+    (torch: a ValueError).
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not callable(handler) or not is_main:
+        return
+
+    def noted(number: int, frame: FrameType | None) -> None:
+        _sigterm_came.append(True)
+        handler(number, frame)
+
+    signal.signal(signal.SIGTERM, noted)
 
 
 def report(error: BaseException) -> int:
@@ -52,7 +75,8 @@ def explain(error: BaseException) -> tuple[int, str]:
     if any(_is_ctrl_c(e) for e in chain(error)):
         return 1, "Interrupted. Run the same command again to go on."
     # Ray's handler of SIGTERM, in force since Ray was started here.
-    if any(isinstance(e, SystemExit) and e.code == signal.SIGTERM for e in chain(error)):
+    is_end = any(isinstance(e, SystemExit) and e.code == signal.SIGTERM for e in chain(error))
+    if is_end or _sigterm_came:
         return 1, f"SIGTERM asked this process to end. {AGAIN}."
     # A wrong command line, in click's words.
     if hasattr(error, "format_message") and type(error).__module__.startswith(("click", "typer")):

@@ -16,6 +16,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from torch.distributed import DistStoreError
 
+from raypipe import failures
 from raypipe.cli import app
 from raypipe.errors import ClusterError, ConfigError
 from raypipe.failures import DOCTOR, explain
@@ -254,6 +255,26 @@ def test_a_mistake_in_a_worker_is_named_without_the_text_of_ray(
     code, text = explain(wrapped.as_instanceof_cause())
     assert code == 1 and text.startswith("KeyError: 'no such thing' This is a mistake")
     assert "a long traceback" in capfd.readouterr().err
+
+
+def test_an_error_that_a_library_made_of_sigterm_is_no_mistake_of_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ray's handler raises SystemExit wherever Python is: of torch it came back as a ValueError."""
+    monkeypatch.setattr(failures, "_sigterm_came", [])
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+    try:
+        failures.note_sigterm()
+        assert "mistake" in explain(ValueError("no shape"))[1]
+        with pytest.raises(SystemExit, match="15"):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    capsys.readouterr()
+    code, text = explain(ValueError("could not determine the shape of object"))
+    assert code == 1 and text.startswith("SIGTERM asked this process to end. Run the same command")
+    assert capsys.readouterr().err == ""
+    assert explain(ConfigError("no such file"))[0] == 2
 
 
 def test_after_an_error_of_the_cluster_the_doctor_is_named() -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from raypipe import guard
+from raypipe import failures, guard
 from raypipe.cluster import head, ray_private, sidecar, spark, spark_session, watch
 from raypipe.cluster.of_job import lift_thread_limit, own_cluster
 from raypipe.cluster.resources import resources_by_node
@@ -138,6 +138,7 @@ def connect(cfg: ClusterConfig, needed: bool = True, preload: str = "") -> dict[
     if cfg.address != "none" and not ray.is_initialized():
         ray_private.errors_to_stderr()
         _init(cfg, preload)
+        failures.note_sigterm()
         _quiet_data()
         _stop_watches.append(watch.start(guard.abort, spark.find_ended))
     if ray.is_initialized():
