@@ -67,8 +67,8 @@ def _files(store: Store, version: ModelVersion, into: str | None) -> Path:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), into) from e
         what = f"The files of {version} are not where MLflow keeps them: {one_line(e)}"
         # MLflow keeps absolute addresses: a store whose folder was moved names the old place.
-        rule = "A run's folder that was moved cannot be read by MLflow"
-        fix = "Move run.dir back, or train with another run.dir"
+        rule = "MLflow cannot read a folder of a run that was moved or deleted"
+        fix = "Move run.dir back, or bring these files back from a backup; else use another version"
         if into is not None:
             rule = "They are in another place than this machine, which may be away for a while"
             fix = "Run the command again; if it stays so, look there whether they were deleted"

@@ -44,5 +44,5 @@ def test_a_store_that_is_away_is_no_folder_that_was_moved(
         fetching._files(store, away, str(tmp_path))
     # Of a folder of this machine it is said as before.
     moved = replace(version, uri=(tmp_path / "old place").as_uri())
-    with pytest.raises(fetching.Gone, match=r"was moved.*Move run\.dir back"):
+    with pytest.raises(fetching.Gone, match=r"was moved or deleted.*Move run\.dir back"):
         fetching._files(store, moved, None)
