@@ -105,7 +105,7 @@ def test_the_second_terminal_goes_on_where_the_first_was_killed(job: Path) -> No
 
 def test_the_same_search_in_two_terminals_has_one_refit(job: Path) -> None:
     """Each planned one, by the time that it had itself."""
-    asked = [*SEARCH, "search.refit={train.epochs: 3}", "search.budget_s=120"]
+    asked = [*SEARCH, "search.refit={train.epochs: 3}", "search.budget_s=600"]
     terminals = [Terminal("tune", job, *asked) for _ in range(2)]
     logs, told = [], []
     for terminal in terminals:
@@ -116,4 +116,4 @@ def test_the_same_search_in_two_terminals_has_one_refit(job: Path) -> None:
     assert told[0]["model"] == told[1]["model"]
     # The second one says so, and not once for the search and once for the refit.
     assert "".join(logs).count("Another process works on the same") == 1
-    assert "".join(logs).count("epoch   3 of 3") == 1
+    assert "".join(logs).count("epoch   3 ") == 1
