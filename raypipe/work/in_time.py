@@ -341,9 +341,7 @@ def _begun(found: SearchResult) -> dict[str, dict[str, Any]]:
     return {kept.pop("asked"): {"plan": kept}} if "asked" in kept else kept
 
 
-def _keep_plan(
-    job: Job, found: SearchResult, planned: Refit | None, is_done: bool = False
-) -> None:
+def _keep_plan(job: Job, found: SearchResult, planned: Refit | None, is_done: bool = False) -> None:
     """Keep the plan of this search.refit in the search's folder; None: forget it."""
     kept = _begun(found)
     kept.pop(_asked(job), None)

@@ -319,9 +319,7 @@ def test_a_version_that_was_rolled_back_is_barred_until_said_otherwise(place: Pl
     assert promote.rollback(store, to=1) == (2, 1)
     with pytest.raises(promote.Barred, match=r"Version 2 of '.*m' is not promoted again"):
         promote.rollback(store, to=2)
-    with pytest.raises(
-        DataError, match=r"Version 4 was never the champion of '.*m' .got '--to 4"
-    ):
+    with pytest.raises(DataError, match=r"Version 4 was never the champion of '.*m' .got '--to 4"):
         promote.rollback(store, to=4)
     move(store, 3, unbar=True)
     assert promote.rollback(store) == (3, 1), "version 2 is barred: the one before it counts"

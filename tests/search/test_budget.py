@@ -589,7 +589,7 @@ def test_only_the_wait_is_told_as_waiting(tmp_path: Path, monkeypatch: pytest.Mo
         pass
 
 
-def test_a_refit_has_time_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refit_has_time_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last step ended where its time ended, so its result was lost each time."""
     made, _ = ledger(60.0)
     monkeypatch.setattr(in_time, "_planned", lambda *given: Refit(5, 10.0, 64, "it fits"))
@@ -602,6 +602,7 @@ def test_a_refit_has_time_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None
         has_s.append(until - time.monotonic())
         return found
 
-    asked: Any = SimpleNamespace(training=None)
+    search = SimpleNamespace(refit={})
+    asked: Any = SimpleNamespace(training=None, train=TrainConfig(), search=search, folder=tmp_path)
     in_time._refitted_alone(asked, {}, asked, made, train, budget.usable(60.0) - 10.0)
     assert 8.0 < has_s[0] <= 10.0 - in_time.WRITTEN_S

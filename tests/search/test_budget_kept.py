@@ -92,8 +92,8 @@ def test_trials_end_for_a_refit_that_fits(
     assert "epochs of" in said["phases"]["refit"]["evidence"]
     assert said["phases"]["ending"]["planned_s"] > 0
 
-    # The finished parts are read, and the model is the one that is there: also where no time is left
-    # for a refit, and after another refit was asked for.
+    # The finished parts are read, and the model is the one that is there: also where no time is
+    # left for a refit, and after another refit was asked for.
     again, same, _ = searched(job, later=1100)
     assert (again.best.key, same) == (result.best.key, version)
     again, same, ledger = searched(job, began=1990)

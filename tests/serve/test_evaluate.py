@@ -141,7 +141,7 @@ def test_an_image_of_a_class_that_the_model_does_not_know_is_wrong(
     (known, no_word), (found, said) = told
     assert known["unknown"] == {} and "unknown classes" not in no_word
     assert found["unknown"] == {"hot": 3} and (found["images"], known["images"]) == (63, 60)
-    assert "3 images have classes that the model does not know ('hot' 3): they count as" in said
+    assert "3 images of classes that the model does not know ('hot' 3): wrong, in no row" in said
     right = known["metrics"]["accuracy"] * 60
     assert found["metrics"]["accuracy"] == pytest.approx(right / 63)
     assert found["metrics"]["balanced_accuracy"] == known["metrics"]["balanced_accuracy"]
