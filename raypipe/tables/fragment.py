@@ -292,7 +292,7 @@ def new_file(
             f"{uri} lacks a file that its log names",
             got=path,
             rule="VACUUM removes the files of old versions",
-            fix="Pin a newer version",
+            fix="Bring it back from a backup, or pin a newer version",
         ) from None
     except (pa.ArrowException, OSError) as e:
         if stores.cause(e, uri) or stores.of_system(e):
