@@ -96,7 +96,15 @@ def test_trials_end_for_a_refit_that_fits(
     # left for a refit, and after another refit was asked for.
     again, same, _ = searched(job, later=1100)
     assert (again.best.key, same) == (result.best.key, version)
-    again, same, ledger = searched(job, began=1990)
+    with monkeypatch.context() as patched:
+        real = in_time.refitted
+
+        def late(job: Any, found: Any, ledger: Ledger, train: Any) -> Any:
+            ledger._clock = lambda: 1995.0
+            return real(job, found, ledger, train)
+
+        patched.setattr(in_time, "refitted", late)
+        again, same, ledger = searched(job)
     assert (again.best.key, same) == (result.best.key, version)
     assert not [note for note in ledger.notes if note.startswith(in_time.NONE)]
     other, second, _ = searched(replace(job, {"search.refit": {"train.epochs": 2}}))
