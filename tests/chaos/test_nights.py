@@ -27,9 +27,9 @@ STEPS = {
     "that is noted": ("raypipe.watch.cycle:Held.reached", "after"),
     "both are compared": ("raypipe.watch.judging:judge", "after"),
     "the decision is kept": (f"{RETRAIN}rows_once", "after"),
-    "it is about to be carried out": (f"{RETRAIN}_carry_out", "before"),
+    "it is about to be carried out": ("raypipe.watch.retrained:carry_out", "before"),
     "the move is committed": ("raypipe.registry.moves:append", "after"),
-    "it is carried out": (f"{RETRAIN}_carry_out", "after"),
+    "it is carried out": ("raypipe.watch.retrained:carry_out", "after"),
     "the lease is given back": ("raypipe.watch.cycle:Held.close", "after"),
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from raypipe.watch.cycle import Journal, hold
 from raypipe.watch.decide import Decision, GateConfig
 from raypipe.watch.detect import DriftReport
 from raypipe.watch.settings import WatchConfig
+from tests.chaos.test_nights import STEPS
 from tests.registry import handmade
 from tests.registry.conftest import built, model
 
@@ -123,6 +126,12 @@ def test_a_challenger_whose_store_is_away_is_asked_for_again(
     assert journal.data("c", "ended") is None
     done = retrained.finish(store, run, WATCH, journal, lambda _: None)
     assert done is not None and done.decision.act
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_steps_at_which_slow_tests_kill_a_night_are_there(step: str) -> None:
+    module, _, name = STEPS[step][0].partition(":")
+    assert callable(attrgetter(name)(import_module(module)))
 
 
 def test_a_decision_by_other_limits_is_not_carried_out(
