@@ -158,7 +158,7 @@ def model_of(store: Store, wanted: str | None) -> Model:
         number = wanted
     elif wanted is not None:
         # runs:/… and files are MLflow's names, and no aliases.
-        if not re.fullmatch(r"[\w-]+", wanted):
+        if not re.fullmatch(r"\w[\w-]*", wanted):
             raise find.unknown(wanted, f"evaluate.model is a number, an alias, {find.NAMED}")
         alias = wanted
     if number is None:

@@ -209,6 +209,7 @@ def test_the_named_model_is_evaluated_whatever_the_configuration_is_of(
         "models:/other/3": "The model 'other' has no version 3",
         "models:/nobody/1": "The model 'nobody' has no version 1",
         "models:/other@best": "There is no best of 'other'",
+        "-1": "This names no registered model",
         "runs:/0123456789abcdef/model": "This names no registered model",
         "models:/it's/1": "This names no registered model",
         "models:/m-0123456789abcdef": "This names no registered model",
