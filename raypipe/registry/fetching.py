@@ -71,7 +71,7 @@ def _files(store: Store, version: ModelVersion, into: str | None) -> Path:
         fix = "Move run.dir back, or bring these files back from a backup; else use another version"
         if into is not None:
             rule = "They are in another place than this machine, which may be away for a while"
-            fix = "Run the command again; if it stays so, look there whether they were deleted"
+            fix = "Run the command again; if they were deleted there, delete this version in MLflow"
         kind = Gone if into is None else Away
         raise kind(what, got=str(version.uri), rule=rule, fix=fix) from e
     return Path(folder)

@@ -33,10 +33,16 @@ _RAYPIPE = Path(__file__).with_name("code") / "raypipe.zip"
 if _RAYPIPE.is_file():
     sys.path.append(str(_RAYPIPE))
 
-from raypipe.errors import DataError, RaypipeError
-from raypipe.registry.answers import Ask, table
-from raypipe.registry.inputs import Addresses, given
-from raypipe.registry.package import Package
+try:
+    from raypipe.errors import DataError, RaypipeError
+    from raypipe.registry.answers import Ask, table
+    from raypipe.registry.inputs import Addresses, given
+    from raypipe.registry.package import Package
+except ImportError as e:
+    raise MlflowException(
+        f"The raypipe that is installed cannot read this model: {e}. Install the version that made "
+        "it, or none: the model holds one"
+    ) from e
 
 
 class ServedImageModel(PythonModel):  # type: ignore[misc]

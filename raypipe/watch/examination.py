@@ -97,6 +97,11 @@ class Examination:
         return records.checks(self.run, self.watch).rows
 
     @cached_property
+    def _known(self) -> Known:
+        """With its domains, which are clusters where nobody named them: found once."""
+        return known(self.champion.package, self.reference)
+
+    @cached_property
     def _grouped(self) -> Batch:
         return self._with_groups(self.mine)
 
@@ -106,8 +111,7 @@ class Examination:
 
     def _tested(self, one: Batch) -> Callable[[DriftConfig], DriftReport]:
         """The tests of one batch against the reference, with the settings that they get."""
-        package, reference = self.champion.package, self.reference
-        ours = known(package, reference).seen
+        package, reference, ours = self.champion.package, self.reference, self._known.seen
         theirs = Seen(
             labels_of(package, one.scores_NC),
             one.looks_NK,

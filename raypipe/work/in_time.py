@@ -161,9 +161,11 @@ def _refitted_together(
         return train(again, member, None)
 
     settled = _settled(job, found)
+    # Who was trained after the heads is done, or their model is registered: then they are read
+    # again, however late it is.
+    is_done = again.tuned is not None and _is_done(job, refit_together.alone(found, again.tuned))
     try:
-        # Heads of a registered model are read again, however late it is.
-        with _within(None if settled is not None else left_s):
+        with _within(None if is_done or settled is not None else left_s):
             trained = refit_together.heads_again(job.training, found, again, head)
     except OutOfTime as e:
         trained = e.what
@@ -283,7 +285,7 @@ def _refitted_alone(
     left_s = min(left_s, LATE * planned.seconds)
     # A finished one is only read, which a rerun or another terminal has always time for: else it
     # would register what this refit was better than.
-    is_done = _begun(found).get(_asked(job), {}).get("is_done", False)
+    is_done = _is_done(job, found)
     ledger.plan("refit", 0.0 if is_done else min(left_s, planned.seconds), planned.why)
     try:
         with _within(None if is_done else left_s):
@@ -298,16 +300,15 @@ def _refitted_alone(
         return _noted(found, ledger, f"it had not ended in time, and {STAYS}")
     except RaypipeError as e:
         why = refit.why_diverged(e)
-        _keep_plan(job, found, None)
+        _forget_plan(job, found)
         return _noted(found, ledger, why)
     finally:
         ledger.lap("refit")
     why = refit.unfinished(done)
     if why is not None:
-        # The same command may plan another one.
-        _keep_plan(job, found, None)
+        _forget_plan(job, found)
         return _noted(found, ledger, f"{why}, and {STAYS}")
-    _keep_plan(job, found, planned, is_done=True)
+    _keep_plan(job, found, planned, trained=done.best.key)
     return done
 
 
@@ -331,22 +332,34 @@ def _over_limits(job: Job, found: SearchResult, ledger: Ledger) -> str:
 
 
 def _begun(found: SearchResult) -> dict[str, dict[str, Any]]:
-    """Of each search.refit that was begun: its `plan`, and whether it `is_done`.
+    """Of each refit that was begun, by its `_name`: its `plan`; `trained`, once it is finished, is
+    the key of its training.
 
-    By search.refit, as commands may ask for two by turns: each goes on with its own.
+    Commands may ask for two by turns: each goes on with its own.
     """
     file = found.folder / PLAN
     kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     # An older raypipe kept one of them.
-    return {kept.pop("asked"): {"plan": kept}} if "asked" in kept else kept
+    return {f"{found.best.key} {kept.pop('asked')}": {"plan": kept}} if "asked" in kept else kept
 
 
-def _keep_plan(job: Job, found: SearchResult, planned: Refit | None, is_done: bool = False) -> None:
-    """Keep the plan of this search.refit in the search's folder; None: forget it."""
+def _is_done(job: Job, found: SearchResult) -> bool:
+    """Is the refit finished, and its training still there?"""
+    key = _begun(found).get(_name(job, found), {}).get("trained")
+    return key is not None and (found.job.folder(key) / "result.json").exists()
+
+
+def _keep_plan(job: Job, found: SearchResult, planned: Refit, trained: str | None = None) -> None:
+    """Keep the plan of this refit in the search's folder. trained: the key of its training, once it
+    is finished."""
+    kept = _begun(found) | {_name(job, found): {"plan": asdict(planned), "trained": trained}}
+    write_atomic(found.folder / PLAN, to_json(kept))
+
+
+def _forget_plan(job: Job, found: SearchResult) -> None:
+    """This refit came to nothing. If nothing is registered in its place, another one is planned."""
     kept = _begun(found)
-    kept.pop(_asked(job), None)
-    if planned is not None:
-        kept[_asked(job)] = {"plan": asdict(planned), "is_done": is_done}
+    kept.pop(_name(job, found), None)
     write_atomic(found.folder / PLAN, to_json(kept))
 
 
@@ -357,7 +370,7 @@ def _planned(
 
     least_s: what the end takes at least, if it comes to nothing.
     """
-    begun = _begun(found).get(_asked(job))
+    begun = _begun(found).get(_name(job, found))
     if begun is not None:
         return Refit(**begun["plan"])
     own = job.train.epochs if "epochs" in job.train.model_fields_set else None

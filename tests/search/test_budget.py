@@ -386,6 +386,7 @@ def test_a_refit_of_more_views_leaves_time_for_them(tmp_path: Path) -> None:
             models={"trial-0": tuned},
             job=SimpleNamespace(model=tuned, train=train),
             pinned=SimpleNamespace(counts={"train": 800, "val": 400}),
+            best=SimpleNamespace(key="k"),
             folder=tmp_path / str(views),
             plan=plan,
         )
@@ -589,6 +590,29 @@ def test_only_the_wait_is_told_as_waiting(tmp_path: Path, monkeypatch: pytest.Mo
         pass
 
 
+def test_a_finished_refit_is_known_by_its_model_and_its_training(tmp_path: Path) -> None:
+    """Another trial may have become the best since, and its training may have been deleted."""
+
+    def found(best: str) -> Any:
+        job = SimpleNamespace(folder=lambda key: tmp_path / key)
+        return SimpleNamespace(folder=tmp_path, job=job, best=SimpleNamespace(key=best))
+
+    job: Any = SimpleNamespace(train=TrainConfig(), search=SimpleNamespace(refit={"train.lr": 1}))
+    other: Any = SimpleNamespace(train=TrainConfig(), search=SimpleNamespace(refit={"train.lr": 2}))
+    plan = Refit(5, 10.0, 64, "it fits")
+    in_time._keep_plan(job, found("a"), plan)
+    assert not in_time._is_done(job, found("a"))
+    in_time._keep_plan(job, found("a"), plan, trained="t")
+    in_time._keep_plan(other, found("a"), plan)
+    assert not in_time._is_done(job, found("a")), "its training is gone"
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "result.json").touch()
+    assert in_time._is_done(job, found("a"))
+    assert not in_time._is_done(job, found("b")) and not in_time._is_done(other, found("a"))
+    in_time._forget_plan(job, found("a"))
+    assert not in_time._is_done(job, found("a")) and len(in_time._begun(found("a"))) == 1
+
+
 def test_a_refit_has_time_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last step ended where its time ended, so its result was lost each time."""
     made, _ = ledger(60.0)
@@ -603,6 +627,12 @@ def test_a_refit_has_time_to_be_written(tmp_path: Path, monkeypatch: pytest.Monk
         return found
 
     search = SimpleNamespace(refit={})
-    asked: Any = SimpleNamespace(training=None, train=TrainConfig(), search=search, folder=tmp_path)
+    asked: Any = SimpleNamespace(
+        training=None,
+        train=TrainConfig(),
+        search=search,
+        folder=tmp_path,
+        best=SimpleNamespace(key="k"),
+    )
     in_time._refitted_alone(asked, {}, asked, made, train, budget.usable(60.0) - 10.0)
     assert 8.0 < has_s[0] <= 10.0 - in_time.WRITTEN_S
