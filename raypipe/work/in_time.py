@@ -6,22 +6,19 @@ anything.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
 from dataclasses import replace as with_
 from typing import Any
 
 import ray
 import torch
 
-from raypipe.config import replace, to_json
+from raypipe.config import replace
 from raypipe.errors import RaypipeError
 from raypipe.feed.dataset import Pinned
-from raypipe.files import write_atomic
 from raypipe.images import shifts
 from raypipe.job import Job
 from raypipe.search import budget, networks, refit, refit_together, variants
@@ -35,17 +32,14 @@ from raypipe.train import shifted
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import wants_gpu
 from raypipe.train.trainer import Plan
+from raypipe.work import kept_refits
 
 log = logging.getLogger("raypipe")
-PLAN = "refit.json"  # in the search's folder: the refits that were begun, by what was asked for
-# There, too: of each search.refit whose model is registered, who was trained again for it.
-SETTLED = "refits.json"
 LATE = 1.02  # of the seconds of a refit: then it is ended, and comes to nothing
 # Of these, what its last checkpoint and its result take after its last step. Of 12 s, the 1.5 %
 # that a training by the clock keeps free (train/pace.py) were too few.
 WRITTEN_S = 1.5
 STAYS = "what validation chose stays"
-NONE = "No refit: "  # before the reason
 # Trains a job until a point of `time.monotonic`; None: as long as it takes.
 Train = Callable[[TrainJob, SearchResult, float | None], SearchResult]
 
@@ -117,7 +111,7 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
     wanted = job.search.refit
     if wanted is None:
         return found
-    settled = _settled(job, found)
+    settled = kept_refits.settled(job, found)
     if settled is not None and not settled["again"]:
         return _as_it_was(found, ledger, settled["why"])
     joins = job.search.ensemble > 1
@@ -160,10 +154,12 @@ def _refitted_together(
     def head(again: TrainJob, member: SearchResult) -> SearchResult:
         return train(again, member, None)
 
-    settled = _settled(job, found)
+    settled = kept_refits.settled(job, found)
     # Who was trained after the heads is done, or their model is registered: then they are read
     # again, however late it is.
-    is_done = again.tuned is not None and _is_done(job, refit_together.alone(found, again.tuned))
+    is_done = again.tuned is not None and kept_refits.is_done(
+        job, refit_together.alone(found, again.tuned)
+    )
     try:
         with _within(None if is_done or settled is not None else left_s):
             trained = refit_together.heads_again(job.training, found, again, head)
@@ -205,50 +201,13 @@ def _least_s(found: SearchResult, members: Sequence[Trial], ledger: Ledger) -> f
 
 
 def _as_it_was(found: SearchResult, ledger: Ledger, why: str) -> SearchResult:
-    log.warning("%s%s", NONE, why)
+    log.warning("%s%s", kept_refits.NONE, why)
     return _noted(found, ledger, why)
 
 
 def _noted(found: SearchResult, ledger: Ledger, why: str) -> SearchResult:
-    ledger.notes.append(f"{NONE}{why}")
+    ledger.notes.append(f"{kept_refits.NONE}{why}")
     return found
-
-
-def settle(job: Job, found: SearchResult, result: SearchResult, ledger: Ledger) -> None:
-    """Note who was trained again for the model of `result`, which is registered now.
-
-    So the same command ends with the same version. A refit that came to nothing, as one without
-    time, is not tried once more: it could register another model. found: before the refit.
-    """
-    if job.search.refit is None:
-        return
-    file = found.folder / SETTLED
-    why = next((note for note in ledger.notes if note.startswith(NONE)), "").removeprefix(NONE)
-    kept = json.loads(file.read_text()) if file.exists() else {}
-    # What was noted first stays: a rerun has no reason of its own.
-    kept.setdefault(_name(job, found), {"again": list(result.again), "why": why})
-    write_atomic(file, to_json(kept))
-
-
-def _settled(job: Job, found: SearchResult) -> dict[str, Any] | None:
-    """What `settle` noted of this search.refit; None: no model of it is registered."""
-    file = found.folder / SETTLED
-    kept = json.loads(file.read_text()).get(_name(job, found)) if file.exists() else None
-    if kept is None:
-        return None
-    why = f"{kept['why']}. So it was when this model was registered (to try again, remove {file})"
-    return {**kept, "why": why}
-
-
-def _name(job: Job, found: SearchResult) -> str:
-    """Of a refit. Where weights were lost, the same search may have chosen again."""
-    return f"{found.best.key} {_asked(job)}"
-
-
-def _asked(job: Job) -> str:
-    """What of a configuration determines a refit; the search is the folder's."""
-    own = job.train.epochs if "epochs" in job.train.model_fields_set else None
-    return to_json(job.search.refit if own is None else [job.search.refit, own])
 
 
 def _within(left_s: float | None) -> AbstractContextManager[object]:
@@ -285,7 +244,7 @@ def _refitted_alone(
     left_s = min(left_s, LATE * planned.seconds)
     # A finished one is only read, which a rerun or another terminal has always time for: else it
     # would register what this refit was better than.
-    is_done = _is_done(job, found)
+    is_done = kept_refits.is_done(job, found)
     ledger.plan("refit", 0.0 if is_done else min(left_s, planned.seconds), planned.why)
     try:
         with _within(None if is_done else left_s):
@@ -300,15 +259,15 @@ def _refitted_alone(
         return _noted(found, ledger, f"it had not ended in time, and {STAYS}")
     except RaypipeError as e:
         why = refit.why_diverged(e)
-        _forget_plan(job, found)
+        kept_refits.forget_plan(job, found)
         return _noted(found, ledger, why)
     finally:
         ledger.lap("refit")
     why = refit.unfinished(done)
     if why is not None:
-        _forget_plan(job, found)
+        kept_refits.forget_plan(job, found)
         return _noted(found, ledger, f"{why}, and {STAYS}")
-    _keep_plan(job, found, planned, trained=done.best.key)
+    kept_refits.keep_plan(job, found, planned, trained=done.best.key)
     return done
 
 
@@ -331,38 +290,6 @@ def _over_limits(job: Job, found: SearchResult, ledger: Ledger) -> str:
     return measured[model.shape].breaks(limits)
 
 
-def _begun(found: SearchResult) -> dict[str, dict[str, Any]]:
-    """Of each refit that was begun, by its `_name`: its `plan`; `trained`, once it is finished, is
-    the key of its training.
-
-    Commands may ask for two by turns: each goes on with its own.
-    """
-    file = found.folder / PLAN
-    kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    # An older raypipe kept one of them.
-    return {f"{found.best.key} {kept.pop('asked')}": {"plan": kept}} if "asked" in kept else kept
-
-
-def _is_done(job: Job, found: SearchResult) -> bool:
-    """Is the refit finished, and its training still there?"""
-    key = _begun(found).get(_name(job, found), {}).get("trained")
-    return key is not None and (found.job.folder(key) / "result.json").exists()
-
-
-def _keep_plan(job: Job, found: SearchResult, planned: Refit, trained: str | None = None) -> None:
-    """Keep the plan of this refit in the search's folder. trained: the key of its training, once it
-    is finished."""
-    kept = _begun(found) | {_name(job, found): {"plan": asdict(planned), "trained": trained}}
-    write_atomic(found.folder / PLAN, to_json(kept))
-
-
-def _forget_plan(job: Job, found: SearchResult) -> None:
-    """This refit came to nothing. If nothing is registered in its place, another one is planned."""
-    kept = _begun(found)
-    kept.pop(_name(job, found), None)
-    write_atomic(found.folder / PLAN, to_json(kept))
-
-
 def _planned(
     job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledger, least_s: float
 ) -> Refit | str:
@@ -370,9 +297,9 @@ def _planned(
 
     least_s: what the end takes at least, if it comes to nothing.
     """
-    begun = _begun(found).get(_name(job, found))
+    begun = kept_refits.plan_of(job, found)
     if begun is not None:
-        return Refit(**begun["plan"])
+        return begun
     own = job.train.epochs if "epochs" in job.train.model_fields_set else None
     speed, pinned = speed_of(found), found.pinned
     if speed is None or pinned is None or ledger.budget_s is None:
@@ -406,7 +333,7 @@ def _planned(
         least_s,
     )
     if isinstance(planned, Refit):
-        _keep_plan(job, found, planned)
+        kept_refits.keep_plan(job, found, planned)
     return planned
 
 

@@ -37,7 +37,7 @@ from raypipe.train.measure.utilisation import utilisation
 from raypipe.train.origin import CalledFor
 from raypipe.train.publish import publish
 from raypipe.train.spark_place import refuse
-from raypipe.work import artifacts, in_time, monitoring
+from raypipe.work import artifacts, in_time, kept_refits, monitoring
 from raypipe.work.results.models import Registered, Searched, Trained
 from raypipe.work.show import Show, Training
 
@@ -267,7 +267,7 @@ def search_and_register(
         # A refit's own metrics have nothing of validation.
         with _kept("search", found.folder, found.metric, found.best.metrics):
             version = publish(store, plan, result.best, "search", children, folders, asked, until)
-        in_time.settle(job, found, result, ledger)
+        kept_refits.settle(job, found, result, ledger)
     return result, version, store
 
 

@@ -34,7 +34,7 @@ from raypipe.search.settings import SearchConfig
 from raypipe.search.tuner import _in_key
 from raypipe.timer import OutOfTime, interrupted
 from raypipe.train.settings import TrainConfig
-from raypipe.work import in_time
+from raypipe.work import in_time, kept_refits
 
 SPEED = Speed("trial-000", 3, 128, 100.0, 300.0)
 ENDING = Ending(judged=1000, start_s=8.0, trials=10, images_per_s=300.0)
@@ -600,17 +600,17 @@ def test_a_finished_refit_is_known_by_its_model_and_its_training(tmp_path: Path)
     job: Any = SimpleNamespace(train=TrainConfig(), search=SimpleNamespace(refit={"train.lr": 1}))
     other: Any = SimpleNamespace(train=TrainConfig(), search=SimpleNamespace(refit={"train.lr": 2}))
     plan = Refit(5, 10.0, 64, "it fits")
-    in_time._keep_plan(job, found("a"), plan)
-    assert not in_time._is_done(job, found("a"))
-    in_time._keep_plan(job, found("a"), plan, trained="t")
-    in_time._keep_plan(other, found("a"), plan)
-    assert not in_time._is_done(job, found("a")), "its training is gone"
+    kept_refits.keep_plan(job, found("a"), plan)
+    assert not kept_refits.is_done(job, found("a"))
+    kept_refits.keep_plan(job, found("a"), plan, trained="t")
+    kept_refits.keep_plan(other, found("a"), plan)
+    assert not kept_refits.is_done(job, found("a")), "its training is gone"
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "result.json").touch()
-    assert in_time._is_done(job, found("a"))
-    assert not in_time._is_done(job, found("b")) and not in_time._is_done(other, found("a"))
-    in_time._forget_plan(job, found("a"))
-    assert not in_time._is_done(job, found("a")) and len(in_time._begun(found("a"))) == 1
+    assert kept_refits.is_done(job, found("a"))
+    assert not kept_refits.is_done(job, found("b")) and not kept_refits.is_done(other, found("a"))
+    kept_refits.forget_plan(job, found("a"))
+    assert not kept_refits.is_done(job, found("a")) and len(kept_refits.begun(found("a"))) == 1
 
 
 def test_a_refit_has_time_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from raypipe.search.trials.standing import Standing
 from raypipe.tables.table import TableConfig
 from raypipe.timer import OutOfTime, interrupted
 from raypipe.train import checkpoint
-from raypipe.work import in_time, reports, training
+from raypipe.work import in_time, kept_refits, reports, training
 
 from .test_refit import cells
 from .test_tuner import Searches
@@ -106,7 +106,7 @@ def test_trials_end_for_a_refit_that_fits(
         patched.setattr(in_time, "refitted", late)
         again, same, ledger = searched(job)
     assert (again.best.key, same) == (result.best.key, version)
-    assert not [note for note in ledger.notes if note.startswith(in_time.NONE)]
+    assert not [note for note in ledger.notes if note.startswith(kept_refits.NONE)]
     other, second, _ = searched(replace(job, {"search.refit": {"train.epochs": 2}}))
     assert other.refitted and str(second).endswith("/2")
     again, same, _ = searched(job, began=200)
@@ -132,7 +132,7 @@ def test_where_no_time_is_left_the_best_trial_is_the_answer(
     other = replace(job, {"search.refit": {"train.epochs": 4}})
     again, newer, _ = searched(other, later=0)
     assert again.refitted and str(newer).endswith("/2")
-    (result.folder / in_time.SETTLED).unlink()
+    (result.folder / kept_refits.SETTLED).unlink()
     again, newer, _ = searched(job, later=0)
     assert again.refitted and str(newer).endswith("/3")
 

@@ -34,7 +34,7 @@ from raypipe.tables.table import TableConfig, TableVersion
 from raypipe.train import ensembles, trainer
 from raypipe.train.job import TrainResult
 from raypipe.train.loop import LoopState
-from raypipe.work import in_time, training
+from raypipe.work import in_time, kept_refits, training
 
 from .test_budget_kept import BUDGET, only_lite0
 from .test_refit import cells
@@ -219,7 +219,7 @@ def test_all_members_are_trained_again_or_none(
         assert sorted(result.shares) == pytest.approx([0.1, 0.3, 0.6])
         assert "val_loss" in result.best.metrics and result.job.feed.train == "train"
         monkeypatch.setattr(together, "make", lambda *given: pytest.fail("chosen again"))
-        (result.folder / in_time.SETTLED).unlink()  # or it is not tried again
+        (result.folder / kept_refits.SETTLED).unlink()  # or it is not tried again
     sides_within_limits(result, monkeypatch)
 
     fails[0], now[0] = "none", 0.0
@@ -295,7 +295,7 @@ def test_a_trial_that_joins_a_head_costs_no_answer(
     ended = [values["RunId"] for values in told if values["Kind"] == "finished"]
     assert ended == [alone.best.key], "one training has one end"
     assert alone.refitted and alone.again == (head,) and not alone.shares
-    (alone.folder / in_time.SETTLED).unlink()
+    (alone.folder / kept_refits.SETTLED).unlink()
 
     def train(again: Any, member: SearchResult) -> SearchResult:
         planned = refit.planned(again, member)
