@@ -1,4 +1,4 @@
-"""The result of a finished search, read from its folder."""
+"""The result of a search whose trials have ended, read from its folder; and its last file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace as with_
 from pathlib import Path
 
-from raypipe.config import key_of, replace
+from raypipe.config import key_of, replace, save
 from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import Pinned
 from raypipe.models.zoo import ModelConfig
@@ -18,6 +18,18 @@ from raypipe.search.schedulers import mutations
 from raypipe.search.space.space import Space
 from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob
+
+BEST = "best.yaml"
+
+
+def close(result: SearchResult) -> Path:
+    """The model of a search is registered: write the best trial's job, on the table's version that
+    was searched, for `raypipe train`. Returns the file.
+
+    Only with this file a search counts as finished (left.py).
+    """
+    table = result.job.table.model_copy(update={"version": result.best.version.version})
+    return save(result.job.model_copy(update={"table": table}), result.folder / BEST)
 
 
 def result_of(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float) -> SearchResult:

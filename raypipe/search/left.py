@@ -2,6 +2,9 @@
 
 `table.version: null` means the newest one. A commit between a kill and the next start, or an
 OPTIMIZE that changes no row, makes the same command another search: its key has the version.
+
+A search is finished when its model is registered (finished.close): after its trials a refit may
+take an hour.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from raypipe.files import is_owned
+from raypipe.search import finished
 from raypipe.tables.table import TableVersion
 
 MOST = 100
@@ -29,7 +33,7 @@ def unfinished(
     """
     for file in _newest_first(folder.parent.glob("*/config.yaml")):
         other = file.parent
-        if other == folder or (other / "result.json").exists() or is_owned(other):
+        if other == folder or (other / finished.BEST).exists() or is_owned(other):
             continue
         if _text(file) != config:
             continue

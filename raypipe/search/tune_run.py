@@ -6,6 +6,7 @@ Tune keeps its own state in `search/KEY/tune/`, from which a killed search goes 
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -119,6 +120,10 @@ def ranked(
 ) -> list[Trial]:
     """The trials from best to worst, from Tune's results and the first answer."""
     started = list(_started(results, folder / "trials"))
+    if not started:
+        # After a kill, or without an answer, the same command begins its trials. With this state it
+        # would begin none: Tune counts a search that was stopped as finished.
+        shutil.rmtree(folder / "tune", ignore_errors=True)
     trials = [_trial_of(result, job, monitor, folder) for result in started]
     trials += first
     if monitor.stopped and not trials and ledger.budget_s is not None:

@@ -15,7 +15,7 @@ from raypipe.monitor.monitor import Monitor
 from raypipe.registry.store import Store
 from raypipe.registry.versions import ModelVersion
 from raypipe.report.formats import cell
-from raypipe.search import refit, refit_together, tuner
+from raypipe.search import finished, refit, refit_together, tuner
 from raypipe.search import telling as telling_trials
 from raypipe.search.result import SearchResult
 from raypipe.search.settings import SearchConfig
@@ -112,6 +112,7 @@ def search(
     why = replace(why, device_s=found.device_s)
     folders = [found.folder]
     version = publish(store, found.plan, found.best, "challenger", found.runs(), folders, why)
+    finished.close(found)
     return version, found.best.key, found.device_s
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from raypipe.cluster import usage
 from raypipe.cluster.connect import connect, nodes
-from raypipe.config import replace, save
+from raypipe.config import replace
 from raypipe.costs.spent import Price, Spent
 from raypipe.errors import DataError
 from raypipe.failures import find_own
@@ -24,7 +24,7 @@ from raypipe.registry import promote, runs, tracking
 from raypipe.registry.runs import KEY
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.versions import ModelVersion
-from raypipe.search import feasible, outcome, refit, tuner, variants
+from raypipe.search import feasible, finished, outcome, refit, tuner, variants
 from raypipe.search import page as search_page
 from raypipe.search import telling as telling_trials
 from raypipe.search.ledger import Ledger
@@ -192,7 +192,7 @@ def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
     seconds, device_s = ledger.spent_s, result.device_s
     spent = Spent(seconds, device_s, price, result.spared.share, result.spared.device_s)
     runs.log_once(store, result.best.key, spent.logged())
-    best = best_config(result)
+    best = result.folder / finished.BEST
     ledger.lap("ending")
     return Searched(result, registered, page, best, spent, test, result.used, ledger)
 
@@ -268,6 +268,7 @@ def search_and_register(
         with _kept("search", found.folder, found.metric, found.best.metrics):
             version = publish(store, plan, result.best, "search", children, folders, asked, until)
         kept_refits.settle(job, found, result, ledger)
+        finished.close(result)
     return result, version, store
 
 
@@ -329,15 +330,6 @@ def _refitted(
     # Under the key of its epochs: an ensemble of several refits has another one.
     telling.finished(monitors, planned.job, done.best)
     return done
-
-
-def best_config(result: SearchResult) -> Path:
-    """The best trial's job as a file for `raypipe train`, on the table's version that was searched.
-
-    Returns its path.
-    """
-    table = result.job.table.model_copy(update={"version": result.best.version.version})
-    return save(result.job.model_copy(update={"table": table}), result.folder / "best.yaml")
 
 
 def crown_first(store: Store, version: ModelVersion) -> ModelVersion | None:

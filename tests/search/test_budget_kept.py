@@ -17,7 +17,7 @@ from raypipe.config import replace
 from raypipe.failures import explain
 from raypipe.files import is_owned
 from raypipe.job import Job
-from raypipe.search import opening, refit
+from raypipe.search import opening, refit, several
 from raypipe.search.leaderboard import FIRST
 from raypipe.search.ledger import Ledger
 from raypipe.search.space import defaults
@@ -259,6 +259,33 @@ def test_a_first_answer_is_registered_where_no_time_is_left_for_a_trial(
     cost = next(one for one in reports.model(job, 1, reread=False).answers if one.name == "cost")
     assert "in 0 trials and 3 heads" in cost.text and "training" not in cost.text
     assert result.reached[-1].value == result.trials[0].metric
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_search_whose_time_was_over_before_an_epoch_begins_its_trials_when_it_is_rerun(
+    cells: TableConfig, searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed while its heads were combined. Its rerun had all of the time, began no trial,
+    and said nothing."""
+    only_lite0(monkeypatch)
+    own = {"search.refit": None, "search.ensemble": 2, "table.uri": cells.uri}
+    job = searches(tmp_path, **FIRST_ONLY | own)
+    now = [0.0]
+
+    class OverWithTheFirstTrial(Ledger):
+        def trials_begin(self, embedded: int = 0) -> None:
+            super().trials_begin(embedded)
+            now[0] = 1999.0
+
+    def killed(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(several, "ensemble", killed)
+        late = OverWithTheFirstTrial(BUDGET, 0.0, lambda: now[0])
+        training.search_and_register(job, Shown(lambda standings: None), ledger=late)
+    result, _, _ = searched(job)
+    assert sum(trial.drawn for trial in result.trials) == 1
 
 
 def only_lite0(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from raypipe.config import replace
 from raypipe.files import owned
 from raypipe.job import Job
-from raypipe.search import left, tuner
+from raypipe.search import finished, left, tuner
 from raypipe.tables.table import TableVersion
 from tests.searching import search
 
@@ -72,5 +72,8 @@ def test_only_an_unfinished_search_that_differs_in_the_version_alone_is_named(
         assert unfinished() == ""
     (tmp_path / "odd" / "config.yaml").write_bytes(b"\xff")
     assert "table.version=4 goes on" in unfinished()
+    # Its trials have ended; a refit may be left, and its model is not registered.
     (tmp_path / "key-4" / "result.json").touch()
+    assert "table.version=4 goes on" in unfinished()
+    (tmp_path / "key-4" / finished.BEST).touch()
     assert unfinished() == ""
