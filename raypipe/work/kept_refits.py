@@ -32,7 +32,7 @@ def begun(found: SearchResult) -> dict[str, dict[str, Any]]:
     file = found.folder / PLAN
     kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     # An older raypipe kept one of them.
-    return {f"{found.best.key} {kept.pop('asked')}": {"plan": kept}} if "asked" in kept else kept
+    return {_of(found, kept.pop("asked")): {"plan": kept}} if "asked" in kept else kept
 
 
 def plan_of(job: Job, found: SearchResult) -> Refit | None:
@@ -73,14 +73,14 @@ def settle(job: Job, found: SearchResult, result: SearchResult, ledger: Ledger) 
     why = next((note for note in ledger.notes if note.startswith(NONE)), "").removeprefix(NONE)
     kept = json.loads(file.read_text()) if file.exists() else {}
     # What was noted first stays: a rerun has no reason of its own.
-    kept.setdefault(_name(job, found), {"again": list(result.again), "why": why})
+    kept.setdefault(_registered(job, found), {"again": list(result.again), "why": why})
     write_atomic(file, to_json(kept))
 
 
 def settled(job: Job, found: SearchResult) -> dict[str, Any] | None:
-    """What `settle` noted of this search.refit; None: no model of it is registered."""
+    """What `settle` noted of this search.refit; None: no model of it is registered there."""
     file = found.folder / SETTLED
-    kept = json.loads(file.read_text()).get(_name(job, found)) if file.exists() else None
+    kept = json.loads(file.read_text()).get(_registered(job, found)) if file.exists() else None
     if kept is None:
         return None
     why = f"{kept['why']}. So it was when this model was registered (to try again, remove {file})"
@@ -89,7 +89,19 @@ def settled(job: Job, found: SearchResult) -> dict[str, Any] | None:
 
 def _name(job: Job, found: SearchResult) -> str:
     """Of a refit. Where weights were lost, the same search may have chosen again."""
-    return f"{found.best.key} {_asked(job)}"
+    return _of(found, _asked(job))
+
+
+def _of(found: SearchResult, asked: str) -> str:
+    # Members of an ensemble have the key of the search: the trial tells them apart.
+    return f"{found.best.key} {found.trials[0].name} {asked}"
+
+
+def _registered(job: Job, found: SearchResult) -> str:
+    """Of a refit and the registry that its model is in."""
+    registry = job.registry
+    where = to_json([registry.uri, registry.registry_uri, registry.model])
+    return f"{_name(job, found)} {where}"
 
 
 def _asked(job: Job) -> str:

@@ -593,9 +593,12 @@ def test_only_the_wait_is_told_as_waiting(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_finished_refit_is_known_by_its_model_and_its_training(tmp_path: Path) -> None:
     """Another trial may have become the best since, and its training may have been deleted."""
 
-    def found(best: str) -> Any:
+    def found(best: str, trial: str = "trial-2") -> Any:
         job = SimpleNamespace(folder=lambda key: tmp_path / key)
-        return SimpleNamespace(folder=tmp_path, job=job, best=SimpleNamespace(key=best))
+        trials = (SimpleNamespace(name=trial),)
+        return SimpleNamespace(
+            folder=tmp_path, job=job, best=SimpleNamespace(key=best), trials=trials
+        )
 
     job: Any = SimpleNamespace(train=TrainConfig(), search=SimpleNamespace(refit={"train.lr": 1}))
     other: Any = SimpleNamespace(train=TrainConfig(), search=SimpleNamespace(refit={"train.lr": 2}))
@@ -609,6 +612,9 @@ def test_a_finished_refit_is_known_by_its_model_and_its_training(tmp_path: Path)
     (tmp_path / "t" / "result.json").touch()
     assert kept_refits.is_done(job, found("a"))
     assert not kept_refits.is_done(job, found("b")) and not kept_refits.is_done(other, found("a"))
+    # A member of an ensemble has the key of the search.
+    another = found("a", "trial-5")
+    assert not kept_refits.is_done(job, another) and kept_refits.plan_of(job, another) is None
     kept_refits.forget_plan(job, found("a"))
     assert not kept_refits.is_done(job, found("a")) and len(kept_refits.begun(found("a"))) == 1
 
@@ -633,6 +639,7 @@ def test_a_refit_has_time_to_be_written(tmp_path: Path, monkeypatch: pytest.Monk
         search=search,
         folder=tmp_path,
         best=SimpleNamespace(key="k"),
+        trials=(SimpleNamespace(name="trial-1"),),
     )
     in_time._refitted_alone(asked, {}, asked, made, train, budget.usable(60.0) - 10.0)
     assert 8.0 < has_s[0] <= 10.0 - in_time.WRITTEN_S
