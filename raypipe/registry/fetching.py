@@ -61,7 +61,9 @@ def _files(store: Store, version: ModelVersion, into: str | None) -> Path:
                 registry_uri=store.registry,
                 dst_path=into,
             )
-    except (OSError, mlflow.MlflowException) as e:
+    except MemoryError:
+        raise
+    except Exception as e:  # clients of S3, Azure and Google raise errors of their own
         # The disk that takes the files is full. MLflow tells of it in the text of another error.
         if os.strerror(errno.ENOSPC) in str(e):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), into) from e

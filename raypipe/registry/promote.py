@@ -211,6 +211,8 @@ def _move(
         if not is_read:
             _require_readable(store, to, why)
             is_read = True
+            # Reading may take minutes: a move by hand meanwhile is seen now.
+            continue
         try:
             follow.move(store, now, to.version, why, note, evidence)
             return

@@ -39,6 +39,8 @@ try:
     from raypipe.registry.inputs import Addresses, given
     from raypipe.registry.package import Package
 except ImportError as e:
+    if not (e.name or "").startswith("raypipe."):
+        raise  # a library is missing
     raise MlflowException(
         f"The raypipe that is installed cannot read this model: {e}. Install the version that made "
         "it, or none: the model holds one"

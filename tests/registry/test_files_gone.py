@@ -6,7 +6,10 @@ import errno
 from dataclasses import replace
 from pathlib import Path
 
+import mlflow
 import pytest
+from azure.core.exceptions import ServiceRequestError
+from botocore.exceptions import NoCredentialsError
 
 from raypipe.registry import fetching, runs, versions
 from raypipe.registry.package import Package
@@ -46,3 +49,20 @@ def test_a_store_that_is_away_is_no_folder_that_was_moved(
     moved = replace(version, uri=(tmp_path / "old place").as_uri())
     with pytest.raises(fetching.Gone, match=r"was moved or deleted.*Move run\.dir back"):
         fetching._files(store, moved, None)
+
+
+@pytest.mark.parametrize("error", [NoCredentialsError(), ServiceRequestError("away")])
+def test_a_client_of_a_bucket_that_fails_says_that_it_is_away(
+    error: Exception,
+    made: tuple[Store, ModelVersion],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are no OSError: a rollback without credentials was "a mistake of raypipe's"."""
+
+    def fails(**given: object) -> None:
+        raise error
+
+    monkeypatch.setattr(mlflow.artifacts, "download_artifacts", fails)
+    with pytest.raises(fetching.Away, match="Run the command again"):
+        fetching._files(*made, str(tmp_path))

@@ -14,9 +14,10 @@ import pytest
 
 from raypipe.errors import DataError
 from raypipe.main import main
-from raypipe.registry import moves, promote, versions
+from raypipe.registry import fetching, moves, promote, versions
 from raypipe.registry.package import Package
 from raypipe.registry.store import Store
+from raypipe.registry.versions import ModelVersion
 from tests.registry import handmade
 
 
@@ -121,3 +122,19 @@ def test_the_verb_says_it_in_one_message(
         said = " ".join(capsys.readouterr().err.split())
         assert f"not moved to {three.model}/3" in said and "Traceback" not in said
         assert "weights.safetensors" in said and "raypipe promote CONFIG --version N" in said
+
+
+def test_a_move_by_hand_while_the_files_are_read_stays(
+    three: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download takes minutes, and a move in MLflow makes no commit: it was written over."""
+    real = fetching.fetch
+
+    def slow(store: Store, version: ModelVersion) -> Package:
+        store.client.set_registered_model_alias(store.model, store.alias, "2")
+        return real(store, version)
+
+    monkeypatch.setattr(fetching, "fetch", slow)
+    with pytest.raises(promote.Lost, match="changed while version 3 was being compared"):
+        promote.promote(three, versions.require(three, 3, ""), 1)
+    assert promote.require_champion(three).version == 2

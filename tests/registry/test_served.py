@@ -26,7 +26,7 @@ from PIL import Image
 from raypipe.errors import DataError
 from raypipe.images.decode import decode
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import inputs, packing, runs, versions
+from raypipe.registry import inputs, packing, runs, served, versions
 from raypipe.registry.package import Package, Reference
 from raypipe.registry.store import Store
 from tests.conftest import Draw
@@ -327,6 +327,40 @@ import raypipe
 assert raypipe.__file__.startswith(sys.argv[1]), raypipe.__file__
 print(model.predict(pd.DataFrame({"image": [image]}))["label"][0])
 """
+
+
+WITHOUT_ONE = """
+import importlib.util, sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[2]:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocked())
+spec = importlib.util.spec_from_file_location("served", sys.argv[1])
+try:
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+except Exception as e:
+    print(f"{type(e).__name__}: {e}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("missing", "says"),
+    [
+        ("torch", "ModuleNotFoundError: No module named 'torch'"),
+        ("raypipe.registry.inputs", "The raypipe that is installed cannot read this model"),
+    ],
+)
+def test_what_is_missing_is_said(missing: str, says: str) -> None:
+    """A missing torch was told as an installed raypipe of the wrong version."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_ONE, str(Path(served.__file__)), missing],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert says in done.stdout, done.stderr[-2000:]
+    assert ("installed" in done.stdout) == missing.startswith("raypipe.")
 
 
 def test_it_loads_without_ray_delta_and_pickle(
