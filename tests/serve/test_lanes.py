@@ -17,7 +17,13 @@ from raypipe.models.zoo import ImageModel
 from raypipe.registry import packing
 from raypipe.registry.package import Package, Reference
 from raypipe.serve.online import batching
-from raypipe.serve.online.batching import MOST_SHADOWS, SHADOW_BATCH, Batcher, Outcome
+from raypipe.serve.online.batching import (
+    MOST_SHADOW_BYTES,
+    MOST_SHADOWS,
+    SHADOW_BATCH,
+    Batcher,
+    Outcome,
+)
 from raypipe.serve.online.models import Served
 from tests.conftest import encode, striped
 
@@ -124,3 +130,20 @@ def test_shadows_wait_for_a_free_thread_and_the_oldest_are_dropped(
         time.sleep(0.01)
     assert max(waits.batches) == SHADOW_BATCH
     assert {outcome.version for outcome in seen} == {"cells/2"}
+
+
+def test_shadows_that_wait_are_bounded_in_bytes(batcher: Batcher, two: Two) -> None:
+    """256 photographs of 10 MB waited, and the container was killed for its memory."""
+    waits: Any = two.challenger.package
+    # The champion is at work: no shadow begins.
+    two.champion = Served("cells/1", waits)
+    busy = threading.Thread(target=answered, args=(batcher, "champion"))
+    busy.start()
+    while not waits.batches:
+        time.sleep(0.01)
+    large = bytes(MOST_SHADOW_BYTES // 3)
+    assert sum(batcher.shadow(large, lambda outcome: None) for _ in range(5)) == 2
+    # One that is larger than all of the room is not kept.
+    assert batcher.shadow(bytes(MOST_SHADOW_BYTES + 1), lambda outcome: None) == 4
+    waits.go.set()
+    busy.join()

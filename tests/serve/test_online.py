@@ -391,6 +391,23 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(
         server.check(run, RegistryConfig(alias="nobody"), ServeConfig(port=0))
 
 
+def test_of_two_servers_that_start_at_once_one_gets_the_port() -> None:
+    """Both looked at a free port, and both listened: one address answered with two models."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        cfg = ServeConfig(port=free.getsockname()[1])
+    with server._reserved(cfg):
+        with (
+            pytest.raises(ConfigError, match="another raypipe serve has it"),
+            server._reserved(cfg),
+        ):
+            raise AssertionError("it was not refused")
+        with server._reserved(ServeConfig(port=0)), server._reserved(ServeConfig(port=0)):
+            pass
+    with server._reserved(cfg):
+        pass
+
+
 def test_two_servers_on_one_cluster_do_not_know_each_other(
     registered: Registered, run: RunConfig, running: Server
 ) -> None:

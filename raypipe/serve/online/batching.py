@@ -42,6 +42,7 @@ from raypipe.serve.online.models import Models, Role, Served
 log = logging.getLogger("raypipe")
 Line = Literal["champion", "challenger", "shadow"]
 MOST_SHADOWS = 256  # images that wait for a shadow
+MOST_SHADOW_BYTES = 64 * 2**20  # of these images; serve.queue_mb counts requests without an answer
 CLOSE_S = 5.0  # to wait for workers at the end
 SHADOW_BATCH = 4  # predicted together, because they take time from answers meanwhile
 LOOK_S = 0.01  # between two looks whether a shadow may be predicted
@@ -86,6 +87,11 @@ class Item:
     done: Done
     gone: Callable[[], bool]
     since: float
+
+
+def _too_many(shadows: Sequence[Item]) -> bool:
+    held = sum(len(item.data) for item in shadows)
+    return len(shadows) > MOST_SHADOWS or held > MOST_SHADOW_BYTES
 
 
 @dataclass(frozen=True)
@@ -244,10 +250,10 @@ class Batcher:
         with self._change:
             waiting = self._lines[line]
             waiting.append(item)
-            # Shadows that wait are bounded: the oldest of them goes.
-            if line == "shadow" and len(waiting) > MOST_SHADOWS:
+            # Shadows that wait are bounded: the oldest of them go.
+            while line == "shadow" and _too_many(waiting):
                 waiting.popleft()
-                dropped = 1
+                dropped += 1
             # A thread of the other role may be the one that wakes up.
             self._change.notify_all() if self._others else self._change.notify()
         return dropped

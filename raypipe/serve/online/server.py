@@ -28,7 +28,9 @@ again.
 from __future__ import annotations
 
 import logging
+import os
 import socket
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -36,11 +38,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import Timeout
+
 from raypipe.cluster import ray_private
 from raypipe.cluster.folder import require_shared
 from raypipe.cluster.resources import resources_by_node
 from raypipe.config import RunConfig
 from raypipe.errors import ClusterError, ConfigError, one_line
+from raypipe.files import file_lock, in_name
 from raypipe.models.labels import Kind
 from raypipe.monitor.recorder import Keeping
 from raypipe.registry import fetching, promote
@@ -123,27 +128,28 @@ def running(
     from ray import serve
 
     checked = check(run, registry, cfg)
-    setup = _setup(checked, run, cfg, cfg.port or _free_port(cfg.host), keepings)
-    _require_room(cfg.replicas, setup.workers)
-    name = f"raypipe-{setup.server}"
-    _start_serve()
-    # Ray Serve ends what it has begun only if it is told to.
-    try:
-        handle = serve.run(
-            _application(setup, run, registry), name=name, route_prefix=None, blocking=False
-        )
-    except Exception as e:
-        _delete(name)
-        raise _not_started(e) from e
-    try:
-        host = f"[{cfg.host}]" if ":" in cfg.host else cfg.host
-        desk = serve.get_deployment_handle("registry", name)
-        asks = checked.token_digest is not None
-        address = f"http://{host}:{setup.port}"
-        yield Server(name, address, checked.model, setup.requests, asks, desk, handle)
-    finally:
-        _delete(name)
-        metrics.remove(setup.server)
+    with _reserved(cfg):
+        setup = _setup(checked, run, cfg, cfg.port or _free_port(cfg.host), keepings)
+        _require_room(cfg.replicas, setup.workers)
+        name = f"raypipe-{setup.server}"
+        _start_serve()
+        # Ray Serve ends what it has begun only if it is told to.
+        try:
+            handle = serve.run(
+                _application(setup, run, registry), name=name, route_prefix=None, blocking=False
+            )
+        except Exception as e:
+            _delete(name)
+            raise _not_started(e) from e
+        try:
+            host = f"[{cfg.host}]" if ":" in cfg.host else cfg.host
+            desk = serve.get_deployment_handle("registry", name)
+            asks = checked.token_digest is not None
+            address = f"http://{host}:{setup.port}"
+            yield Server(name, address, checked.model, setup.requests, asks, desk, handle)
+        finally:
+            _delete(name)
+            metrics.remove(setup.server)
 
 
 def application(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Any:
@@ -321,6 +327,32 @@ def _require_port(cfg: ServeConfig) -> None:
             got=f"{cfg.host}:{cfg.port}",
             fix="Set serve.port to another one, or to 0 for a free one",
         ) from None
+
+
+@contextmanager
+def _reserved(cfg: ServeConfig) -> Iterator[None]:
+    """Keep the port from other servers of this user on this host. Raises ConfigError if one has it.
+
+    Replicas listen with SO_REUSEPORT, seconds after `_require_port` has looked: of two servers that
+    start at once, both would listen, and each request would go to one of the two.
+    """
+    if not cfg.port:
+        yield
+        return
+    name = in_name(f"raypipe-serve-{os.getuid()}-{cfg.host}-{cfg.port}.lock")
+    lock = file_lock(Path(tempfile.gettempdir()) / name)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(
+            "The port cannot be used: another raypipe serve has it",
+            got=f"{cfg.host}:{cfg.port}",
+            fix="Set serve.port to another one, or to 0 for a free one",
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _free_port(host: str) -> int:
