@@ -131,8 +131,10 @@ def drift(job: Job, show: Show) -> Drifted | Waited:
 def _drift(job: Job, show: Show, tell: Sinks) -> Drifted | Waited:
     checked = _check(job, show)
     run, happened = told.of_check(checked)
+    # At once: the policy's tables may be out of reach, and later checks do not tell of this one.
+    tell.send(*happened)
     _call(job, run, checked)
-    tell.send(*happened, events.heartbeat(run, "drift"))
+    tell.send(events.heartbeat(run, "drift"))
     return Waited(checked) if isinstance(checked, Waiting) else Drifted(checked)
 
 
@@ -144,6 +146,11 @@ def power(job: Job, show: Show) -> Powered:
         connect(job.cluster)
     package = fetching.fetch(store, champion)
     known = examination.known(package, package.reference())
+    if job.watch.horizon is not None:
+        show.say(
+            f"This tests at drift.alpha={job.drift.alpha:g}. With watch.horizon checks alarm less "
+            "often, and only larger changes are found"
+        )
     with show.progress(f"Windows of the reference of {champion}", "windows") as tick:
         return Powered(measure(known, job.drift, job.watch.power, job.run.seed, tick), champion)
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from raypipe.config import RunConfig, validate
+from raypipe.errors import DataError
 from raypipe.monitor import streams
 from raypipe.monitor.monitor import Monitor
 from raypipe.monitor.settings import AzureMonitorConfig
@@ -24,7 +25,7 @@ from raypipe.train.job import TrainJob
 from raypipe.watch import events, sinks
 from raypipe.watch.decide import Decision
 from raypipe.watch.retrained import RetrainResult
-from raypipe.work import told
+from raypipe.work import told, verbs
 from tests.conftest import Cli
 from tests.ingestion_server import RULE, TOKEN, Answer, Running, running
 from tests.watch.test_told import NEW, OLD, checked
@@ -171,3 +172,27 @@ def test_requests_are_counted_by_model(server: Running, tmp_path: Path) -> None:
     assert 45 < first["LatencyP50Ms"] < 56 and 94 <= first["LatencyP99Ms"] <= 100
     assert (second["Model"], second["Refused"], second["Images"]) == ("cells/2", 1, 0)
     assert "LatencyMeanMs" not in second
+
+
+def test_a_check_is_told_of_before_the_policy_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its alarm was lost if the policy's tables could not be read: the next check is of other
+    images."""
+    heard: list[str] = []
+
+    class Sink:
+        def send(self, *happened: events.Event) -> None:
+            heard.extend(event.kind for event in happened)
+
+    def away(*given: object) -> None:
+        raise DataError("The table of retrains cannot be read")
+
+    monkeypatch.setattr(verbs, "_check", lambda job, show: checked(""))
+    monkeypatch.setattr(verbs, "_call", away)
+    job: Any = None
+    show: Any = None
+    tell: Any = Sink()
+    with pytest.raises(DataError, match="table of retrains"):
+        verbs._drift(job, show, tell)
+    assert heard == ["check"]
