@@ -7,6 +7,7 @@ import importlib.metadata
 import locale
 import os
 import platform
+import re
 import resource
 import shutil
 import socket
@@ -31,6 +32,9 @@ LEAST_FILES, GOOD_FILES = 1024, 4096
 LONGEST_SOCKET = 107
 OWN_PART = "/ray/session_2026-11-24_16-55-29_123456_1234567/sockets/plasma_store"
 DASHBOARD = 8265
+# What stands in the command line of Ray's dashboard, and of a replica of raypipe serve.
+OF_DASHBOARD = re.compile(r"/ray/dashboard/dashboard\.py$")
+OF_SERVER = re.compile(r"^ray::ServeReplica:raypipe-\w+:replica")
 # Raypipe sets these where they are missing; a value of the user's own wins.
 TELEMETRY = {
     "RAY_USAGE_STATS_ENABLED": ("0", "false"),
@@ -200,8 +204,8 @@ def ports(asked: Asked) -> Sequence[Finding]:
     """Are the ports of Ray's dashboard and of `raypipe serve` free?"""
     serve = asked.settings.serve
     setting = "ray start --dashboard-port"
-    dashboard = _port("port of the dashboard", "127.0.0.1", DASHBOARD, setting, "ray")
-    served = _port("port of serve", serve.host, serve.port, "serve.port", "serve")
+    dashboard = _port("port of the dashboard", "127.0.0.1", DASHBOARD, setting, OF_DASHBOARD)
+    served = _port("port of serve", serve.host, serve.port, "serve.port", OF_SERVER)
     # Ray's dashboard takes the next free port. Without a configuration nobody is about to serve.
     return [_at_most_warn(dashboard), served if asked.has_config else _at_most_warn(served)]
 
@@ -210,8 +214,8 @@ def _at_most_warn(finding: Finding) -> Finding:
     return replace(finding, state="warn") if finding.state == "fail" else finding
 
 
-def _port(name: str, host: str, port: int, setting: str, expected: str) -> Finding:
-    """expected: a word of the command line of those who may have the port."""
+def _port(name: str, host: str, port: int, setting: str, expected: re.Pattern[str]) -> Finding:
+    """expected: found in a word of the command line of those who may have the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as tried:
         # As servers do: connections that were closed a moment ago do not count.
@@ -230,7 +234,7 @@ def _port(name: str, host: str, port: int, setting: str, expected: str) -> Findi
     command = _holder(port)
     # Its id, program and script. Later words may hold secrets of that program.
     holder = " ".join(Path(word).name for word in command[:3]) or "another user's process"
-    if any(expected in word for word in command):
+    if any(expected.search(word) for word in command):
         return ok(name, f"{port} is taken by {holder}")
     rule = f"Whoever asks for {host}:{port} reaches that program ({why})"
     way_out = f"Stop it, or choose another port: {setting}={_free_port(host)}"

@@ -20,6 +20,7 @@ from raypipe.doctor.web import get
 from raypipe.errors import RaypipeError, hidden
 from raypipe.files import has_locks
 from raypipe.registry.store_check import migrate
+from raypipe.tables import storage
 
 STORE_S = 40.0
 MLFLOW_S = 40.0
@@ -36,7 +37,7 @@ VARIABLES = [
     "GOOGLE_SERVICE_ACCOUNT_KEY",
 ]
 # Other variables of the same libraries, which look like one of those.
-OTHERS = {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL_STS", "AWS_REGIONS"}
+OTHERS = {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL_STS", "AWS_REGIONS", "AZURE_STORAGE_ACCOUNT"}
 PREFIXES = "AWS_", "AZURE_", "GOOGLE_"
 
 
@@ -140,8 +141,11 @@ def misspelt(environment: Mapping[str, str]) -> dict[str, str]:
     for name in environment:
         if name in VARIABLES or name in OTHERS or not name.startswith(PREFIXES):
             continue
+        if storage.is_option(name):
+            continue
         close = get_close_matches(name, VARIABLES, n=1, cutoff=0.9)
-        if close:
+        # Whoever has set the right one, too, does not need this one.
+        if close and close[0] not in environment:
             found[name] = close[0]
     return found
 
@@ -164,10 +168,14 @@ def mlflow(asked: Asked) -> Sequence[Finding]:
     return [_of_other_release(uri, facts)]
 
 
-def _of_other_release(uri: str | None, facts: Mapping[str, str]) -> Finding:
+def _of_other_release(uri: str | None, facts: Mapping[str, Any]) -> Finding:
     revision, expected, file = facts["revision"], facts["expected"], facts["file"]
     seen = f"its schema is {revision or 'empty'}, this MLflow's is {expected}"
     rule = "MLflow opens only a store of its own release"
+    if facts["is_newer"]:
+        seen = f"{hidden(uri or file)}: {seen}, which is older"
+        way_out = "Install the MLflow that made it, or set registry.uri to another store"
+        return Finding("mlflow", "fail", seen, rule, way_out)
     if not file:
         way_out = "Copy the database first, then mlflow db upgrade ADDRESS"
         return Finding("mlflow", "fail", f"{hidden(uri or '')}: {seen}", rule, way_out)

@@ -7,7 +7,6 @@ is a revision of alembic's; MLflow compares it under private names, which stand 
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raypipe.errors import ConfigError, hidden, one_line
-from raypipe.registry.tracking import address_of
+from raypipe.registry.tracking import address_of, file_of
 
 DATABASES = "sqlite", "postgresql", "mysql", "mssql"
 SQLITE = "sqlite:///"
@@ -26,7 +25,8 @@ def examine(uri: str | None, folder: str) -> dict[str, Any]:
     """What kind of store it is, and the revision of its schema.
 
     uri: registry.uri; None means SQLite in `folder`. kind: database, server or none (not made
-    yet). revision, expected: of its schema, "" for a server. file: of a SQLite database.
+    yet). revision, expected: of its schema, "" for a server. is_newer: a revision that this MLflow
+    does not know. file: of a SQLite database.
     Raises ConfigError for a store that MLflow refuses or that does not answer.
     """
     address = address_of(uri) if uri else f"{SQLITE}{Path(folder) / 'mlflow.db'}"
@@ -44,8 +44,9 @@ def examine(uri: str | None, folder: str) -> dict[str, Any]:
 
 
 def _database(address: str) -> dict[str, Any]:
-    file = address.removeprefix(SQLITE) if address.startswith(SQLITE) else ""
-    if file and not Path(file).exists():
+    path = file_of(address)
+    file = "" if path is None else str(path)
+    if path is not None and not path.exists():
         return {"kind": "none", "revision": "", "expected": "", "file": file}
     # MLflow exports no name that looks at a schema without changing it.
     from mlflow.store.db.utils import (
@@ -60,7 +61,21 @@ def _database(address: str) -> dict[str, Any]:
     except Exception as e:
         raise _unreachable(address, e) from e
     expected = _get_latest_schema_revision()  # type: ignore[no-untyped-call]
-    return {"kind": "database", "revision": revision or "", "expected": expected, "file": file}
+    found = {"kind": "database", "revision": revision or "", "expected": expected, "file": file}
+    return found | {"is_newer": bool(revision) and not _is_known(revision)}
+
+
+def _is_known(revision: str) -> bool:
+    """Is it a revision of this MLflow, or of an older one?"""
+    from alembic.script import ScriptDirectory
+    from alembic.util import CommandError
+    from mlflow.store.db.utils import _get_alembic_config
+
+    scripts = ScriptDirectory.from_config(_get_alembic_config(""))  # type: ignore[no-untyped-call]
+    try:
+        return scripts.get_revision(revision) is not None
+    except CommandError:
+        return False
 
 
 def _server(address: str) -> dict[str, Any]:
@@ -105,7 +120,9 @@ def migrate(file: str, revision: str) -> Path:
     command = [sys.executable, "-m", "mlflow", "db", "upgrade", f"{SQLITE}{file}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        shutil.copyfile(copy, file)
+        # Not a copy of the file: others may have it open.
+        with closing(sqlite3.connect(copy)) as old, closing(sqlite3.connect(file)) as new:
+            old.backup(new)
         raise ConfigError(
             f"MLflow cannot migrate its store: {one_line(hidden(done.stderr)[-300:])}"
         )

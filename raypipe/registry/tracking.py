@@ -137,10 +137,11 @@ def address_of(uri: str, of: str = "registry.uri") -> str:
 
 def store_file(run: RunConfig, cfg: RegistryConfig) -> Path | None:
     """The database of a store in a file; None for a store elsewhere."""
-    return _file(addresses(run, cfg)[0])
+    return file_of(addresses(run, cfg)[0])
 
 
-def _file(address: str) -> Path | None:
+def file_of(address: str) -> Path | None:
+    """The file of a SQLite store; None for another one."""
     if not address.startswith("sqlite:///"):
         return None
     # After ? come options. With uri=true, the part before it is SQLite's own file:PATH.
@@ -173,7 +174,7 @@ def moves_of(run: RunConfig, cfg: RegistryConfig, beside: Place | None = None) -
     """The table of alias moves. beside: a place that the hosts of a remote registry share."""
     if cfg.moves is not None:
         return MovesPlace(cfg.moves, cfg.moves_storage_options)
-    file = _file(addresses(run, cfg)[1])
+    file = file_of(addresses(run, cfg)[1])
     if file is not None:
         # The same folder by whichever link: two runs that share the store share the table.
         return MovesPlace(str(file.absolute().resolve().parent / MOVES), cfg.moves_storage_options)

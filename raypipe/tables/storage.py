@@ -119,6 +119,11 @@ STORES = {
 _HARMLESS_ANYWHERE = set[str]().union(*_HARMLESS.values())
 
 
+def is_option(name: str) -> bool:
+    """Is it the name of an option of some store, or of the environment variable for it?"""
+    return name.lower() in _HARMLESS_ANYWHERE or any(name.lower() in of for of in _SECRET.values())
+
+
 def _as_text(options: Any) -> Any:
     """YAML's `true` and `10` as the texts that object_store expects: "true", "10"."""
     if not isinstance(options, dict):

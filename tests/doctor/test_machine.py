@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -211,3 +212,47 @@ def test_a_folder_that_nobody_may_look_into_is_one_above_it(
     (tmp_path / "theirs").mkdir()
     monkeypatch.setattr(Path, "is_dir", forbidden)
     assert machine.existing(tmp_path / "theirs" / "a" / "b") == tmp_path / "theirs"
+
+
+@pytest.mark.parametrize(
+    ("command", "state"),
+    [
+        (["ray::ServeReplica:raypipe-0a1b2c3d4e5f:replica", ""], "ok"),
+        (["/usr/bin/python3", "-m", "http.server", "8000"], "fail"),
+        (["/opt/mlflow", "server", "--port", "8000"], "fail"),
+        (["/opt/raypipe/bin/python", "array.py"], "fail"),
+        ([], "fail"),
+    ],
+)
+def test_a_port_is_well_taken_by_raypipe_serve_alone(
+    command: list[str], state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever had "serve" in its command line was called right, and raypipe's own was not."""
+    monkeypatch.setattr(machine, "_holder", lambda port: ["process 7", *command] if command else [])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        finding = machine._port("p", "127.0.0.1", port, "serve.port", machine.OF_SERVER)
+    assert finding.state == state
+
+
+def test_the_dashboard_of_ray_is_known_by_its_script() -> None:
+    assert machine.OF_DASHBOARD.search("/usr/lib/ray/dashboard/dashboard.py")
+    assert not machine.OF_DASHBOARD.search("/opt/raypipe/array.py")
+
+
+def test_a_sidecar_that_answers_late_is_no_mistake_of_raypipe(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def late(*given: object) -> str:
+        raise subprocess.TimeoutExpired("python", 60)
+
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    monkeypatch.setattr(environments.build, "place", lambda name: tmp_path)
+    monkeypatch.setattr(environments.build, "damage", late)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    finding = environments._sidecar("fastdup", Asked())
+    assert finding.state == "warn" and "no answer within 60 s" in finding.seen
+    assert finding.mend is None

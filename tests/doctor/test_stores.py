@@ -22,6 +22,7 @@ import pytest
 from raypipe.doctor import stores
 from raypipe.errors import ConfigError
 from raypipe.registry.store_check import examine, migrate
+from raypipe.tables import storage
 from raypipe.tables.store_check import FOLDER
 from raypipe.tables.table import append
 from tests.cloud.conftest import served
@@ -242,3 +243,36 @@ def test_a_migration_that_breaks_off_is_undone(old: tuple[Path, str], tmp_path: 
 def content(file: Path) -> list[str]:
     with closing(sqlite3.connect(file)) as store:
         return list(store.iterdump())
+
+
+def test_a_store_of_a_newer_mlflow_is_left_alone(
+    old: tuple[Path, str], doctor: Doctor, tmp_path: Path
+) -> None:
+    """--fix tried to migrate it, failed, and wrote the copy of some seconds ago over it."""
+    file = tmp_path / "run" / "mlflow" / "mlflow.db"
+    file.parent.mkdir(parents=True)
+    shutil.copyfile(old[0], file)
+    with closing(sqlite3.connect(file)) as store:
+        store.execute("update alembic_version set version_num = ?", ("f" * 12,))
+        store.commit()
+    before = file.read_bytes()
+    told = doctor(f"run.dir={tmp_path / 'run'}", "--only", "mlflow", "--fix")
+    assert told.state("mlflow") == "fail" and file.read_bytes() == before
+    assert "Install the MLflow that made it" in told.findings["mlflow"]["way_out"]
+    assert [path.name for path in file.parent.iterdir()] == ["mlflow.db"]
+
+
+def test_options_in_the_address_of_a_store_are_no_part_of_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "mlflow.db"
+    make_old(file)
+    assert examine(f"sqlite:///{file}?timeout=30", "")["kind"] == "database"
+
+
+def test_only_a_misspelt_variable_is_called_so() -> None:
+    """Azure's own AZURE_STORAGE_ACCOUNT was, and the way out wrote it over the account's key."""
+    rights = ["AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_TOKEN", "AZURE_STORAGE_SAS_KEY"]
+    rights += [name.upper() for name in storage._HARMLESS_ANYWHERE if "_" in name]
+    assert stores.misspelt(dict.fromkeys(rights, "x")) == {}
+    wrong = {"AWS_ENDPOINT_ULR": "x"}
+    assert stores.misspelt(wrong) == {"AWS_ENDPOINT_ULR": "AWS_ENDPOINT_URL"}
+    assert stores.misspelt(wrong | {"AWS_ENDPOINT_URL": "y"}) == {}
