@@ -277,6 +277,12 @@ def test_a_submitted_job_takes_no_credential_with_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cluster's address holds a credential"):
         submit.refuse_secrets(f"http://me:{SECRET}@host:8265", {})
     submit.refuse_secrets("http://127.0.0.1:8265", {"RAY_AUTH_MODE": "token", "HF_TOKEN": ""})
+    index = "--extra-index-url https://me:{}@host/simple"
+    for packages in ([index.format(SECRET)], {"packages": ["a", index.format(SECRET)]}):
+        with pytest.raises(ConfigError, match="gives the job a credential") as told:
+            submit.refuse_in_packages({"pip": packages})
+        assert SECRET not in str(told.value)
+    submit.refuse_in_packages({"pip": ["numpy==2", index.format("${PIP_TOKEN}")], "x": None})
 
 
 def test_a_missing_variable_for_the_store_is_one_message(

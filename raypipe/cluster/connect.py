@@ -28,7 +28,6 @@ from pydantic import Field, field_validator
 from raypipe import failures, guard
 from raypipe.cluster import head, ray_private, sidecar, spark, spark_session, watch
 from raypipe.cluster.of_job import lift_thread_limit, own_cluster
-from raypipe.cluster.resources import resources_by_node
 from raypipe.cluster.shared import shared_cluster
 from raypipe.cluster.sidecars import archive
 from raypipe.cluster.spark import SparkConfig
@@ -182,8 +181,14 @@ def expected(cfg: ClusterConfig, needed: bool = True) -> tuple[dict[str, float],
 
 
 def nodes() -> int:
-    """How many nodes the cluster has; 1 where none is joined."""
-    return max(1, len(resources_by_node()))
+    """How many machines the cluster has; 1 where none is joined.
+
+    What a node costs is paid once for each of them. On Spark, several of Ray's nodes run on one.
+    """
+    import ray
+
+    alive = [node for node in ray.nodes() if node["Alive"]] if ray.is_initialized() else []
+    return max(1, len({node["NodeManagerAddress"] for node in alive}))
 
 
 def close() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from raypipe.cluster.jobs import STOPS_S, Jobs, JobState, dashboard
 from raypipe.errors import (
     ConfigError,
     RaypipeError,
+    hidden,
     holds_secret,
     is_secret_name,
     nearest,
@@ -33,6 +35,8 @@ PLUGINS = "RAY_RUNTIME_ENV_PLUGINS"
 # Ray kills a job that was asked to end after 3 s, if its environment does not say otherwise. A
 # prediction commits what its workers have begun, and a training saves its step.
 ENDS_WITHIN = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOPS_S)}
+
+_VARIABLE = re.compile(r"\$\{\w+\}")
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ def submit(address: str, command: Command, say: Callable[[str], None]) -> tuple[
     address = dashboard(address)
     environment = _environment()
     refuse_secrets(address, environment["env_vars"])
+    others = {name: value for name, value in environment.items() if name != "env_vars"}
+    refuse_in_packages(others)
     bring = luggage.below_here(list(command.bring))
     jobs = Jobs(address)
     with luggage.packed(command.config, command.modules, bring) as (folder, config):
@@ -218,3 +224,22 @@ def refuse_secrets(address: str, variables: dict[str, str]) -> None:
                 rule="A job's environment stands on the cluster's dashboard in plain text",
                 fix=f"Take {name} out, and set it where the cluster's nodes are started",
             )
+
+
+def refuse_in_packages(value: Any) -> None:
+    """Raise ConfigError for a credential in what is installed for a job, as in an index's address.
+
+    `${NAME}` is none: pip puts in the variable of the node.
+    """
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            refuse_in_packages(each)
+    elif isinstance(value, str) and holds_secret(_VARIABLE.sub("", value)):
+        raise ConfigError(
+            f"{RUNTIME_ENV} gives the job a credential",
+            got=hidden(value),
+            rule="A job's environment stands on the cluster's dashboard in plain text",
+            fix="Write ${NAME} in its place, and set NAME where the cluster's nodes are started",
+        )

@@ -14,10 +14,13 @@ import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import ray
 
+from raypipe.cluster import connect
 from raypipe.errors import ClusterError
 
 from .joined import Joined, joined
@@ -320,3 +323,17 @@ def test_a_head_answers(ray_session: str) -> None:
 
     assert head.silence(ray_session) == "" and head.listens(ray_session)
     head.require(ray_session, "RAY_ADDRESS")
+
+
+def test_machines_are_counted_and_not_the_nodes_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Spark, four of Ray's nodes on one executor were paid as four machines."""
+
+    def node(address: str, alive: bool = True) -> dict[str, Any]:
+        return {"NodeManagerAddress": address, "Alive": alive}
+
+    on = [node("10.0.0.1"), node("10.0.0.1"), node("10.0.0.2"), node("10.0.0.3", alive=False)]
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "nodes", lambda: on)
+    assert connect.nodes() == 2
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    assert connect.nodes() == 1
