@@ -23,6 +23,17 @@ FIELD_ID = b"delta.columnMapping.id"
 PARQUET_FIELD_ID = b"PARQUET:field_id"
 
 
+def is_mapped(schema: pa.Schema) -> bool:
+    """Has the table column mapping?"""
+    return any(field.metadata for field in schema)
+
+
+def physical_name(field: pa.Field) -> str:
+    """How the files and the log call a column of the table."""
+    mapped = (field.metadata or {}).get(PHYSICAL_NAME)
+    return field.name if mapped is None else str(mapped.decode())
+
+
 def conform(values: pa.Array, field: pa.Field) -> pa.Array:
     """Stored values in the type of the table's `field`.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from raypipe.errors import one_line
@@ -58,14 +58,17 @@ class Cleaning:
 
 
 def of(table: ImageTable, version: TableVersion, was: Cleaning | None = None) -> Cleaning:
-    """The cleaning of a version; of a prepared table that of its source. Never raises.
+    """The cleaning of a version; of a prepared table that of its source, unless it was cleaned
+    itself. Never raises.
 
     was: what was found earlier. Then the answer differs from it only if it was wrong: a version
     that somebody has judged since, or by other limits, is what it was.
     """
     # What cannot be found out must not cost a training: its reason is the answer.
     try:
-        if version.origin:
+        # One that was cleaned itself, too, says what it is.
+        is_own = not version.origin or _of(table, version).state in ("cleaned", "judged")
+        if not is_own:
             uri, _, number = version.origin.rpartition("@v")
             table = ImageTable(resolve(uri), storage_options=table.storage_options)
             version = table.pin(int(number))
@@ -73,7 +76,7 @@ def of(table: ImageTable, version: TableVersion, was: Cleaning | None = None) ->
         if was is not None and was.state == "not cleaned" and now.state == "judged":
             return was
         if was is not None and was.state == now.state == "judged":
-            at = TableVersion(table.uri, int(was.judged.rpartition("@v")[2]))
+            at = replace(version, version=int(was.judged.rpartition("@v")[2]))
             return _counted("judged", table, at, was.policy, now.source)
         return now
     except Exception as e:
@@ -91,7 +94,7 @@ def _of(table: ImageTable, version: TableVersion) -> Cleaning:
     last = changing[0]
     made = _CLEAN.fullmatch(str(last.get("raypipe", "")))
     if made is not None:
-        judged = TableVersion(table.uri, int(made[2]))
+        judged = replace(version, version=int(made[2]))
         where = f"{table.uri}, commit {last['version']}, and {verdicts.uri_of(table.uri)}"
         return _counted("cleaned", table, judged, made[1], where)
     found = _judged(table, version, last["version"])
@@ -101,19 +104,19 @@ def _of(table: ImageTable, version: TableVersion) -> Cleaning:
 def _judged(table: ImageTable, version: TableVersion, same: int) -> Cleaning | None:
     """The version, or one since `same`, which has the same rows, was judged; None if none was."""
     names = [f"{table.uri}@v{number}" for number in range(same, version.version + 1)]
-    rows = verdicts.about(table.uri, names, table.storage_options)
+    rows = verdicts.about(table.uri, version.table_id, names, table.storage_options)
     judged = [row for row in rows if row["verdict"] == verdicts.JUDGED]
     if not judged:
         return None
     last = judged[-1]
-    at = TableVersion(table.uri, int(last["table"].rpartition("@v")[2]))
+    at = replace(version, version=int(last["table"].rpartition("@v")[2]))
     return _counted("judged", table, at, last["policy"], verdicts.uri_of(table.uri))
 
 
 def _counted(
     state: State, table: ImageTable, judged: TableVersion, policy: str, source: str
 ) -> Cleaning:
-    rows = verdicts.about(table.uri, [str(judged)], table.storage_options)
+    rows = verdicts.about(table.uri, judged.table_id, [str(judged)], table.storage_options)
     mine = [row for row in rows if row["policy"] == policy]
     if not mine:
         return Cleaning(state, str(judged), policy, source=f"{source}: the verdicts are not there")

@@ -35,7 +35,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from raypipe import stores
 from raypipe.errors import DataError
-from raypipe.tables import changed_file, constraints, fragment, log, retries, scan, storage
+from raypipe.tables import casting, changed_file, constraints, fragment, log, retries, scan, storage
 from raypipe.tables.changed_file import NewFile
 from raypipe.tables.changes import Change, Changes, Place
 from raypipe.tables.commits import BATCH, Moved
@@ -127,11 +127,11 @@ def commit(table: ImageTable, base: DeltaTable, changes: Changes, why: CommitPro
     if unknown:
         raise AssertionError(f"files that version {number} does not have: {unknown[:3]}")
     _require_allowed(table, base, changes)
-    mapped = any(field.metadata for field in schema)  # column mapping
+    mapped = casting.is_mapped(schema)
     written: list[str] = []  # names of new files
     try:
         if _files_can_be_swapped(table, base, touched, changes, mapped):
-            actions = _swap_files(table, base, touched, changes, mapped, written)
+            actions = _swap_files(table, base, touched, changes, schema, written)
             base.create_write_transaction(
                 actions,
                 "append",
@@ -238,7 +238,7 @@ def _swap_files(
     base: DeltaTable,
     touched: Sequence[log.File],
     changes: Changes,
-    mapped: bool,
+    schema: pa.Schema,
     written: list[str],
 ) -> list[AddAction | RemoveAction]:
     """Write the new files; returns the actions that remove the old files and add the new ones.
@@ -251,12 +251,15 @@ def _swap_files(
     for add in pa.table(base.get_add_actions(flatten=True)).to_pylist():
         logged[placed.name(add["path"])] = add
 
+    # With column mapping the log calls the columns of partitions by their physical names.
+    called = {field.name: casting.physical_name(field) for field in schema}
+
     now_ms = int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = []
     for file in touched:
         # The old file goes out.
         old = logged[file.name]
-        partition = {name: _logged_value(scalar) for name, scalar in file.partition}
+        partition = {called[name]: _logged_value(scalar) for name, scalar in file.partition}
         actions.append(RemoveAction(old["path"], True, now_ms, old["size_bytes"], partition))
 
         # The new file comes in, unless no row is left.
@@ -267,7 +270,7 @@ def _swap_files(
         if not statistics.rows:
             out.remove()
             continue
-        stats = statistics.as_json(bounds=not mapped)
+        stats = statistics.as_json(bounds=not casting.is_mapped(schema))
         actions.append(AddAction(name, out.size(), partition, now_ms, True, stats))
     return actions
 

@@ -40,6 +40,8 @@ SCHEMA = pa.schema(
         ("sha256", pa.string()),
         ("file", pa.string()),
         ("row", pa.int64()),
+        # of the judged table: another one may be made at its address
+        ("table_id", pa.string()),
     ]
 )
 # The verdict of a row that says: this version was judged. So a table without a fault is not judged
@@ -100,6 +102,7 @@ def write(
     """
     judged_row = row(Seen(None, "", 0, None), JUDGED, value=float(seen))
     keys = {"policy": policy, "rules": rules, "table": str(judged)}
+    keys |= {"table_id": judged.table_id}
     verdicts = pa.Table.from_pylist([each | keys for each in [*rows, judged_row]], SCHEMA)
     why = commit_properties(f"clean {judged}")
     uri = uri_of(images)
@@ -122,24 +125,37 @@ def read(
 ) -> Rows | None:
     """The verdicts on this version under this policy; None if it was not judged yet."""
     rows = _rows(images, {"table": str(judged), "policy": policy}, storage_options)
+    rows = _of_table(rows, judged.table_id)
     if not rows:
         return None
     return [row for row in rows if row["verdict"] != JUDGED]
 
 
-def about(images: str, judged: list[str], storage_options: dict[str, str] | None = None) -> Rows:
-    """All rows about these versions (uri@vN) under any policy, JUDGED ones too."""
-    return _rows(images, {"table": judged}, storage_options)
+def about(
+    images: str, table_id: str, judged: list[str], storage_options: dict[str, str] | None = None
+) -> Rows:
+    """All rows about these versions (uri@vN) under any policy, JUDGED ones too. table_id: of the
+    table that is there now; verdicts on an earlier one at its address are left out.
+    """
+    return _of_table(_rows(images, {"table": judged}, storage_options), table_id)
+
+
+def _of_table(rows: Rows, table_id: str) -> Rows:
+    """Rows about this table ("": any); those of an older raypipe do not say about which."""
+    return [row for row in rows if not table_id or row["table_id"] in (None, "", table_id)]
 
 
 def dropped_ids(
-    images: str, policies: set[str] | None, storage_options: dict[str, str] | None = None
+    images: str,
+    table_id: str,
+    policies: set[str] | None,
+    storage_options: dict[str, str] | None = None,
 ) -> set[str]:
     """The ids that cleaning dropped from this table under these policies or rules (None: under
-    any).
+    any). table_id: as in `about`.
     """
     ids = set()
-    for row in _rows(images, {}, storage_options):
+    for row in _of_table(_rows(images, {}, storage_options), table_id):
         # A row carries both keys, so that either of them can be asked for.
         keys = {row["rules"], row["policy"]}
         asked = policies is None or bool(keys & policies)

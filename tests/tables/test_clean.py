@@ -153,7 +153,7 @@ def test_a_rerun_gives_the_same_version_and_no_new_rows(cleaned: Cleaned) -> Non
 def test_dropped_images_are_remembered_for_the_next_ingest(cleaned: Cleaned) -> None:
     source, _, planted = cleaned
     twins = {planted["original"], planted["copy"]}
-    assert verdicts.dropped_ids(source.uri, None) == {
+    assert verdicts.dropped_ids(source.uri, "", None) == {
         max(twins),
         *(planted[n] for n in ("black", "white", "broken")),
     }
@@ -214,7 +214,7 @@ def test_a_policy_may_keep_what_it_finds(tmp_path: Path, textured: Draw) -> None
     done = clean(source, CleanConfig(drop=(), tag="judged"))
     assert (done.counts, done.dropped, done.clean) == ({"broken": 1}, 0, done.raw)
     assert ImageTable(source.uri).tags() == {"judged": 0}
-    assert verdicts.dropped_ids(source.uri, None) == set()
+    assert verdicts.dropped_ids(source.uri, "", None) == set()
 
 
 ODD = Columns(id="image id", image='the "image"', label="class-name", split="part")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -136,3 +137,36 @@ def test_a_compaction_alters_nothing_and_a_deletion_does(tmp_path: Path) -> None
     assert [row["number"] for row in found.rows] == [0, 1, 2, 3, 4] and found.altered == ""
     DeltaTable(place).delete("number = 2")
     assert "DELETE in commit 6" in appended.read(place).altered
+
+
+def test_verdicts_on_a_table_that_is_gone_are_not_of_the_one_in_its_place(
+    table: ImageTable,
+) -> None:
+    """The verdicts lie beside the table, and stayed: its images were not ingested again."""
+    judge(table, 2)
+    gone = str(DeltaTable(table.uri).metadata().id)
+    assert verdicts.dropped_ids(table.uri, gone, None) == {"i0", "i1"}
+    rows = DeltaTable(table.uri).to_pyarrow_table()
+    shutil.rmtree(table.uri)
+    write_deltalake(table.uri, rows)
+    again = ImageTable(table.uri)
+    new = str(DeltaTable(table.uri).metadata().id)
+    assert cleaned.of(again, again.pin()).state == "not cleaned"
+    assert verdicts.dropped_ids(table.uri, new, None) == set()
+    judge(again, 1)
+    assert cleaned.of(again, again.pin()).dropped == 1
+    assert verdicts.dropped_ids(table.uri, new, None) == {"i0"}
+
+
+def test_verdicts_of_an_older_raypipe_still_count(
+    table: ImageTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not say of which table they are."""
+    index = verdicts.SCHEMA.get_field_index("table_id")
+    with monkeypatch.context() as patched:
+        patched.setattr(verdicts, "SCHEMA", verdicts.SCHEMA.remove(index))
+        judge(table, 2, "old")
+    assert cleaned.of(table, table.pin()).dropped == 2
+    judge(table, 1, "new")
+    own = str(DeltaTable(table.uri).metadata().id)
+    assert verdicts.dropped_ids(table.uri, own, {"old"}) == {"i0", "i1"}

@@ -184,3 +184,27 @@ def test_values_change_in_their_rows_alone_and_a_rival_is_noticed(tmp_path: Path
         json.loads(line)["commitInfo"] for line in last.splitlines() if "commitInfo" in line
     )
     assert (info["raypipe"], info["raypipe.relabelled"]) == ("relabel", "3")
+
+
+def test_partitions_of_mapped_columns_keep_their_values(tmp_path: Path) -> None:
+    """The log calls them by their physical names: under the table's names they read as null."""
+    fields = [by_hand.column("n", "long", 1, "col-1"), by_hand.column("p", "string", 2, "col-2")]
+    mode = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "2"}
+    adds = []
+    for i, part in enumerate(["one", "a b=c/ü", None]):
+        numbers = pa.table({"col-1": pa.array(range(3 * i, 3 * i + 3), pa.int64())})
+        adds.append(by_hand.add(tmp_path, numbers, f"{i}.parquet", **{"col-2": part}))
+    schema = by_hand.metadata(fields, ["p"], **mode)
+    by_hand.commit(tmp_path, by_hand.protocol("columnMapping"), schema, *adds)
+    table = ImageTable(str(tmp_path))
+    before = scan.rows(table, table.pin(), ["n", "p"]).to_pylist()
+    rewrite.drop(table, table.pin(), places_of(table, {0, 4, 8}), "drop")
+    after = scan.rows(table, table.pin(), ["n", "p"]).to_pylist()
+    assert sorted(after, key=str) == sorted(
+        (row for row in before if row["n"] not in {0, 4, 8}), key=str
+    )
+    log = (tmp_path / "_delta_log" / f"{1:020}.json").read_text().splitlines()
+    actions = [json.loads(line) for line in log]
+    for kind in ("add", "remove"):
+        named = [action[kind]["partitionValues"] for action in actions if kind in action]
+        assert len(named) == 3 and {name for one in named for name in one} == {"col-2"}
