@@ -30,7 +30,14 @@ from raypipe.tables import quarantine, relabel, retries, split, verify
 from raypipe.tables.address import resolve
 from raypipe.tables.commits import Moved, append_once
 from raypipe.tables.ingest_config import IngestConfig
-from raypipe.tables.ingest_state import Counts, State, decide, placed_in, read_state
+from raypipe.tables.ingest_state import (
+    Counts,
+    State,
+    decide,
+    placed_in,
+    read_state,
+    with_ids,
+)
 from raypipe.tables.provenance import commit_properties
 from raypipe.tables.quarantine import uri_of as quarantine_uri
 from raypipe.tables.relabel import Labels
@@ -182,7 +189,7 @@ class _Ingest:
     def add_all(self, progress: Progress, cluster: ClusterConfig) -> None:
         """Verify all candidates and commit them in batches."""
         cfg = self.cfg
-        known = frozenset(self.state.known)
+        known = frozenset(self.state.known) | self.state.stored_as.keys()
         verifier = verify.Verifier(cfg.formats, cfg.max_pixels, cfg.max_side, cfg.quality, known)
         threads = cfg.threads or verify.cores()
         chunks = verify.stream(verifier, self.parts, cfg.workers, threads, cluster)
@@ -203,7 +210,7 @@ class _Ingest:
         """Quarantine the rejected files of a batch and commit the new images; returns the counts of
         this batch.
         """
-        batch = self.labels.add(batch)
+        batch = self.labels.add([with_ids(chunk, self.state) for chunk in batch])
         quarantine.keep(self.uri, batch, self.cfg.name, self.options)
         why = commit_properties(f"ingest {self.cfg.name}", self.lineage)
         state = self.state

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, fields
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from raypipe.tables import near_duplicates, scan, split, verdicts
+from raypipe.errors import DataError
+from raypipe.tables import near_duplicates, prepared, scan, split, verdicts
 from raypipe.tables.commits import require_appendable
 from raypipe.tables.fragment import Options
 from raypipe.tables.ingest_config import IngestConfig
@@ -75,6 +76,9 @@ class State:
     # The split of each near-duplicate group, which its later images join. A draw alone would tell
     # another one where the source gave the split, or where shares or seed were others.
     split_of: dict[str, str] = field(default_factory=dict)
+    # Images that ingest has stored smaller, or in another format: the sha256 of the stored bytes,
+    # which an export writes -> the image's id.
+    stored_as: dict[str, str] = field(default_factory=dict)
 
     def renew(self, now: State) -> None:
         """Continue on the newer state `now`, after another writer has committed."""
@@ -83,6 +87,7 @@ class State:
         self.strata = now.strata
         self.placed = now.placed
         self.split_of = now.split_of
+        self.stored_as = now.stored_as
         # What this run added is a duplicate, not present.
         for image_id, in_split in now.known.items():
             if image_id not in self.mine:
@@ -119,7 +124,7 @@ def read_state(
 ) -> State:
     """What the table holds now. `images` is the number of candidates, `policies` as in `ingest`.
 
-    Raises DataError for a table that ingest did not make.
+    Raises DataError for a table that ingest did not make, and for one that `table prepare` made.
     """
     strata = split.Strata() if cfg.stratify else None
     placed: split.Placed = Counter()
@@ -128,16 +133,27 @@ def read_state(
 
     opened = ImageTable.open(TableConfig(uri=uri, storage_options=options))
     base = opened.delta()
+    if prepared.is_prepared(base):
+        raise DataError(
+            "This table was made by raypipe table prepare",
+            got=uri,
+            rule="Its rows are those of its source, which it names",
+            fix="Ingest into the source, then run raypipe table prepare again: it adds the new "
+            "rows",
+        )
     # Older tables lack sha256; the next commit adds it.
     opened.require(base, *(name for name in SCHEMA.names if name != "sha256"))
     # Before the first image is read: the commit would fail after an hour of work.
     require_appendable(uri, base, SCHEMA)
     columns = ["image_id", "look", "family", "label", "split"]
+    if "sha256" in base.schema().to_arrow().names:
+        columns.append("sha256")
     version = TableVersion(uri, base.version())
     rows = scan.rows(opened, version, columns).to_pylist()
     groups = _groups(cfg, max(images, len(rows)))
     known: dict[str, str | None] = {}
     split_of: dict[str, str] = {}
+    stored_as: dict[str, str] = {}
     for row in rows:
         image_id, group = row["image_id"], row["family"]
         label, in_split = row["label"], row["split"]
@@ -146,6 +162,8 @@ def read_state(
         if image_id is None:
             continue
         known[image_id] = in_split
+        if row.get("sha256") not in (None, image_id):
+            stored_as[row["sha256"]] = image_id
         group = group or image_id
         if row["look"]:
             groups.join(image_id, bytes.fromhex(row["look"]), group)
@@ -157,10 +175,31 @@ def read_state(
             strata.add(group, label, in_split)
 
     # What cleaning dropped must not come back with the next ingest.
-    ever_dropped = verdicts.dropped_ids(uri, None, options)
-    for image_id in verdicts.dropped_ids(uri, policies, options):
+    own = str(base.metadata().id)
+    ever_dropped = verdicts.dropped_ids(uri, own, None, options)
+    for image_id in verdicts.dropped_ids(uri, own, policies, options):
         known.setdefault(image_id, None)
-    return State(base, known, ever_dropped, groups, strata, placed, split_of=split_of)
+    # Whoever gives the small image itself means that one.
+    stored_as = {stored: one for stored, one in stored_as.items() if stored not in known}
+    return State(
+        base,
+        known,
+        ever_dropped,
+        groups,
+        strata,
+        placed,
+        split_of=split_of,
+        stored_as=stored_as,
+    )
+
+
+def with_ids(chunk: pa.Table, state: State) -> pa.Table:
+    """A verified chunk with the table's ids for images that it stores under other bytes."""
+    if not state.stored_as:
+        return chunk
+    ids = [state.stored_as.get(one, one) for one in chunk["image_id"].to_pylist()]
+    at = chunk.schema.get_field_index("image_id")
+    return chunk.set_column(at, chunk.schema.field(at), pa.array(ids, pa.string()))
 
 
 def decide(batch: list[pa.Table], cfg: IngestConfig, state: State) -> Decision:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from raypipe.images.decode import Format, decode
 from raypipe.tables import commits, near_duplicates, scan, verdicts
 from raypipe.tables import ingest as room
 from raypipe.tables.commits import append_once
+from raypipe.tables.export import export
 from raypipe.tables.ingest import IngestConfig, IngestResult, ingest, quarantine_uri
 from raypipe.tables.quarantine import SCHEMA as QUARANTINE
 from raypipe.tables.schema import SCHEMA
@@ -376,6 +378,51 @@ def test_larger_images_are_stored_smaller_in_their_own_format(
         assert np.abs(small - again).max() <= 6
     assert Image.open(io.BytesIO(rows["b.png"]["image"])).mode == "L"
     assert ingest(table, cfg).present == 4
+
+
+def test_an_export_of_images_that_were_made_smaller_comes_back_as_the_same_images(
+    tmp_path: Path, table: TableConfig
+) -> None:
+    """Their small copies were new images, and a corrected label went to the copy."""
+    folder = tmp_path / "large"
+    folder.mkdir()
+    drawn = np.random.default_rng(1).integers(0, 255, (3, 200, 100, 3), dtype=np.uint8)
+    for i, pixels in enumerate(drawn):
+        Image.fromarray(pixels).resize((20 if i == 2 else 200, 100)).save(folder / f"{i}.png")
+    (folder / "labels.csv").write_text("file,label\n0.png,a\n1.png,b\n2.png,b\n")
+    assert ingest(table, source(folder, max_side=64)).accepted == 3
+    opened = ImageTable(table.uri)
+    before = {r["image_id"]: r["label"] for r in everything(table.uri, ["image_id", "label"])}
+    export(opened, opened.pin(), tmp_path / "out")
+    labels = tmp_path / "out" / "labels.csv"
+    labels.write_text(labels.read_text().replace(",a", ",b"))
+    for relabelled in (1, 0):
+        done = ingest(table, source(tmp_path / "out"))
+        assert (done.accepted, done.present, done.relabelled) == (0, 3, relabelled)
+    after = {r["image_id"]: r["label"] for r in everything(table.uri, ["image_id", "label"])}
+    assert after == dict.fromkeys(before, "b")
+    # Both at once are one image under two names.
+    shutil.copytree(folder, tmp_path / "out" / "large")
+    lines = "".join(f"large/{i}.png,b\n" for i in range(3))
+    labels.write_text(labels.read_text() + lines)
+    done = ingest(table, source(tmp_path / "out"))
+    assert (done.accepted, done.present, done.duplicates) == (0, 3, 3)
+
+
+def test_without_labels_a_labels_table_changes_no_label(
+    tmp_path: Path, table: TableConfig, photos: Path
+) -> None:
+    """ "labelled: false" still took them, and relabelled images that were there."""
+    ingest(table, source(photos))
+    before = everything(table.uri, ["image_id", "label"])
+    labels = tmp_path / "other.csv"
+    text = (photos / "labels.csv").read_text().splitlines()
+    labels.write_text("\n".join([text[0], *(f"{line.split(',')[0]},z" for line in text[1:])]))
+    other = {"images": str(photos), "labels": str(labels)}
+    unlabelled = validate(IngestConfig, {"from": {**other, "labelled": False}})
+    assert ingest(table, unlabelled).relabelled == 0
+    assert everything(table.uri, ["image_id", "label"]) == before
+    assert ingest(table, validate(IngestConfig, {"from": other})).relabelled == len(before)
 
 
 def test_a_large_image_that_is_cut_off_is_not_made_small_and_whole(

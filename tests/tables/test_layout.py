@@ -133,3 +133,9 @@ def test_a_dry_run_says_what_was_understood_and_writes_nothing(
     assert code == 0, err
     assert out.index("understood as") < out.index("accepted")
     assert ImageTable.exists(str(table))
+
+
+def test_labels_beside_class_folders_are_not_read_and_named(tmp_path: Path) -> None:
+    cfg = made(tmp_path, [*CLASSES, "labels.csv"])
+    assert f"labels.csv is not read (ingest.from.labels={tmp_path}" in candidates(cfg).layout
+    assert "labels.csv" not in candidates(made(tmp_path / "other", CLASSES)).layout

@@ -17,10 +17,14 @@ import pytest
 from deltalake import DeltaTable
 from PIL import Image
 
+from raypipe.config import validate
 from raypipe.errors import DataError, RaypipeError
 from raypipe.images import decode
 from raypipe.images.smaller import Shape
-from raypipe.tables import scan
+from raypipe.tables import cleaned, rewrite, scan, verdicts
+from raypipe.tables.changes import Place
+from raypipe.tables.ingest import ingest
+from raypipe.tables.ingest_config import IngestConfig
 from raypipe.tables.prepare import run
 from raypipe.tables.prepare.run import PrepareResult, prepare
 from raypipe.tables.prepare.staged import FOLDER
@@ -336,3 +340,31 @@ def test_the_command_line_says_what_it_did(src: TableConfig, cli: Cli, tmp_path:
 def test_a_folder_that_cannot_be_written_is_one_message(src: TableConfig, small_disk: Path) -> None:
     with pytest.raises(RaypipeError, match="cannot be written"):
         prepare(src, str(small_disk / "dst"), Shape(2000, "png"))
+
+
+def test_a_prepared_table_that_was_cleaned_itself_says_so(src: TableConfig, tmp_path: Path) -> None:
+    """Its model card said "Not cleaned", as its source is."""
+    place = TableConfig(uri=str(tmp_path / "small"), columns=src.columns)
+    prepare(src, place.uri, Shape(16))
+    table = ImageTable.open(place)
+    raw = table.pin()
+    assert cleaned.of(table, raw).state == "not cleaned"
+    file = next(iter(table.snapshot(raw).paths(table.uri)))
+    found = [verdicts.row(verdicts.Seen("i", file, 0, "h"), "dark", dropped=True)]
+    verdicts.write(table.uri, raw, "p", "r", found, 200, None)
+    rewrite.drop(table, raw, [Place(file, 0)], f"clean p of v{raw.version}")
+    said = cleaned.of(table, table.pin())
+    assert (said.state, said.dropped) == ("cleaned", 1)
+
+
+def test_nothing_is_ingested_into_a_prepared_table(
+    src: TableConfig, tmp_path: Path, photos: Path
+) -> None:
+    """Its rows were no longer those of its source, and came a second time with the next run."""
+    place = TableConfig(uri=str(tmp_path / "small"), columns=src.columns)
+    prepare(src, place.uri, Shape(16))
+    before = ImageTable.open(place).pin()
+    cfg = validate(IngestConfig, {"from": {"images": str(photos), "labelled": False}})
+    with pytest.raises(DataError, match=r"made by raypipe table prepare.*Ingest into the source"):
+        ingest(TableConfig(uri=place.uri), cfg)
+    assert ImageTable.open(place).pin() == before

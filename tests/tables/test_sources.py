@@ -293,8 +293,6 @@ def test_every_source_lists_in_one_order_and_reads_any_part_of_itself(
 
 
 def test_labels_are_left_out_when_they_are_not_wanted(kept: dict[str, Any]) -> None:
-    if kept.get("kind") in (None, "folder"):
-        pytest.skip("a folder's labels are a table that is given or not")
     listed = candidates(
         validate(SourceConfig, kept | {"labelled": False, "label_column": "nowhere"})
     ).parts

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raypipe.errors import DataError
+from raypipe.tables.export_writers import LABELS, MARK
 from raypipe.tables.sources import (
     delta,
     feedback,
@@ -170,14 +171,19 @@ def _list_files(cfg: SourceConfig) -> Listed:
     around = fence(root, cfg.roots, cfg.max_bytes)
 
     named = None
+    if cfg.kind == "folder" and cfg.labelled and not cfg.labels and (root / MARK).is_file():
+        raise DataError(
+            "This folder is an export, and its labels are not read",
+            got=str(root),
+            rule=f"Its labels are in {LABELS}: its folders have names for people, and one is of "
+            "images without a label",
+            fix=f"Set ingest.from.labels={root / LABELS}",
+        )
     if cfg.labels:
-        # With labelled=false a list of paths needs no label column. The table of a folder is a
-        # table of labels and must have one.
-        wants_label = cfg.labelled or cfg.kind == "folder"
         named = labels.read(
             cfg.labels,
             cfg.file_column,
-            cfg.label_column if wants_label else None,
+            cfg.label_column if cfg.labelled else None,
             cfg.split_column,
             cfg.label_task,
             around,

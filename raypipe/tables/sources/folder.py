@@ -30,6 +30,7 @@ SPLITS = {
     "validation": "val",
     "test": "test",
 }
+LABELS = "labels.csv"
 _NOT_UTF8 = "the file's name is not UTF-8; rename it"
 _MOVE = (
     "Move the images, set ingest.from.labels to a table with columns file,label, "
@@ -66,6 +67,8 @@ def all_files(
     else:
         images = [name for name, file in files.items() if file.image]
         labels, layout = _labels_of_folders(images, labelled)
+        if labels and LABELS in files:
+            layout += f"; {LABELS} is not read (ingest.from.labels={root / LABELS} reads it)"
     candidates = [_candidate(name, file, labels, task) for name, file in files.items()]
     return [Part(Files(fence), candidates)], layout
 
