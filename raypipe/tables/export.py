@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from raypipe import stores
 from raypipe.errors import DataError, nearest
 from raypipe.tables import fragment, scan, storage
-from raypipe.tables.conditions import Where, both
+from raypipe.tables.conditions import Where, both, by_class
 from raypipe.tables.export_writers import (
     LABELS,
     MADE,
@@ -75,7 +75,7 @@ def export(
         wanted = list(dict.fromkeys([roles.image, *named, roles.label]))
     _check_columns(table, pinned, schema, wanted, as_file)
     _check_target(table, out, overwrite)
-    where = where or {}
+    where = by_class(where or {}, schema, table.columns.label)
     if not as_file:
         _require_labels(table, pinned, where)
         # As text a label is what ingest made of it: 0.1 and not 0.10000000149, a|b and not a list.

@@ -237,10 +237,27 @@ def _stored_names(stored: pa.Schema, schema: pa.Schema, file: File) -> _Stored:
     for field in fields:
         # A column that was added after the file was written has no place in it.
         index = position(stored, field)
+        if index < 0:
+            _refuse_other_case(stored, field, file)
         stored_name = stored.names[index] if index >= 0 else ""
         if stored_name != field.name:
             names.append((field.name, stored_name))
     return tuple(names)
+
+
+def _refuse_other_case(stored: pa.Schema, field: pa.Field, file: File) -> None:
+    """Raise DataError where the file has the column in other letters: it would read as null.
+
+    CONVERT TO DELTA takes such files, and engines that ignore case read both.
+    """
+    alike = [name for name in stored.names if name.lower() == field.name.lower()]
+    if alike and not field.metadata:
+        raise DataError(
+            f"A file calls the column {field.name!r} {alike[0]!r}",
+            got=file.path,
+            rule="A table is read in full or refused",
+            fix="Rewrite the table with the engine that made it",
+        )
 
 
 def _may_match(actions: pa.Table, schema: pa.Schema, where: Where) -> np.ndarray:

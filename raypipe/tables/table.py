@@ -238,19 +238,24 @@ class ImageTable:
         return tags.read(self.delta())
 
     def tag(self, name: str, version: int | None = None, move: bool = False) -> TableVersion:
-        """Name a version (None: the newest). Naming the same version again does nothing.
+        """Name a version (None: the newest). Naming the same version again does nothing, nor does
+        naming the newest one if no row has changed since the tagged one: a tag is a commit, too.
 
-        Raises DataError for a name that cannot be a tag, and for a tag of another version unless
-        `move`.
+        Returns the version that has the tag. Raises DataError for a name that cannot be a tag, and
+        for a tag of another version unless `move`.
         """
         tags.check_name(name)
         pinned = self.pin(version)
+        kept: list[int] = []
 
         def new_value(current: Tags) -> str | None:
             tagged = current.get(name)
             if tagged == pinned.version:
                 return None
             if tagged is not None and not move:
+                if version is None and self._has_same_rows(tagged, pinned.version):
+                    kept.append(tagged)
+                    return None
                 raise DataError(
                     f"Tag {name!r} already names v{tagged} of {self.uri}",
                     got=f"v{pinned.version}",
@@ -260,7 +265,7 @@ class ImageTable:
             return str(pinned.version)
 
         tags.change(self.delta, self.uri, name, new_value, f"tag {name}")
-        return pinned
+        return self.pin(kept[-1]) if kept else pinned
 
     def untag(self, name: str) -> int:
         """Remove a tag and return its version, which stays. Raises DataError if there is no tag."""
@@ -282,6 +287,13 @@ class ImageTable:
         """The newest version, and the log entries after version `after`, newest first."""
         delta = self.delta()
         return delta, history.commits(delta, self.uri, self.storage_options, after)
+
+    def _has_same_rows(self, tagged: int, newest: int) -> bool:
+        """Does the log say that no row has changed between these versions?"""
+        _, entries = self.commits(after=tagged)
+        since = [entry for entry in entries if entry["version"] <= newest]
+        # Of a log that was cleaned up, commits are missing.
+        return len(since) == newest - tagged and not any(entry["changes"] for entry in since)
 
     def without_sample(self) -> ImageTable:
         """The same table with all its rows."""

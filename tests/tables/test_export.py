@@ -542,3 +542,25 @@ def test_a_column_may_have_an_equals_sign_in_its_name(tmp_path: Path, cli: Cli) 
         code, _, err = cli("table", "export", table, out, "--where", where, "--overwrite")
         assert code == 0, err
         assert pq.read_table(out)['q"'].to_pylist() == [kept], where
+
+
+def test_the_folders_of_an_export_are_no_labels(table: Path, tmp_path: Path, cli: Cli) -> None:
+    """Images without a label became the class `unlabelled`."""
+    out = tmp_path / "o"
+    assert cli("table", "export", table, out, "--limit", 9)[0] == 0
+    with pytest.raises(DataError, match=r"is an export.*ingest\.from\.labels=.*labels\.csv"):
+        candidates(SourceConfig(images=str(out)))
+    named = SourceConfig(images=str(out), labels=str(out / "labels.csv"))
+    found = {c.label for part in candidates(named).parts for c in part.candidates}
+    assert found == {"a", "b", None}
+
+
+@pytest.mark.parametrize("out", ["o.parquet", "o"])
+def test_a_condition_on_a_class_finds_its_spellings_in_both_forms(
+    out: str, tmp_path: Path, cli: Cli
+) -> None:
+    """The Parquet file had those of one spelling alone."""
+    numbered = rows(0, 3).set_column(1, "label", pa.array(["1", "1.0", "2"]))
+    append(str(tmp_path / "n"), numbered, "add")
+    said = cli("table", "export", tmp_path / "n", tmp_path / out, "--where", "label=1", "--json")
+    assert json.loads(said[1])["rows"] == 2, said

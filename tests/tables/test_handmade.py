@@ -495,3 +495,15 @@ def test_files_named_absolutely_are_found_wherever_they_are(table: Path, tmp_pat
     ]
     by_hand.commit(table, by_hand.protocol(reader=1, writer=2), by_hand.metadata(FIELDS), *adds)
     assert sorted(read(table, "x")["x"].to_pylist()) == list(range(9))
+
+
+def test_a_column_in_other_letters_is_refused_and_not_read_as_null(table: Path) -> None:
+    """CONVERT TO DELTA takes such files: their rows had no label, without a word."""
+    rows = numbered(0, 5)
+    adds = [
+        by_hand.add(table, rows, "a.parquet"),
+        by_hand.add(table, rows.rename_columns(["X", *rows.column_names[1:]]), "b.parquet"),
+    ]
+    by_hand.commit(table, by_hand.protocol(reader=1, writer=2), by_hand.metadata(FIELDS), *adds)
+    with pytest.raises(DataError, match=r"calls the column 'x' 'X' .*b\.parquet"):
+        read(table, "x")

@@ -92,6 +92,22 @@ def test_naming_the_same_version_again_writes_nothing(table: ImageTable) -> None
     assert table.pin() == before
 
 
+def test_the_newest_version_may_be_tagged_again_until_a_row_changes(table: ImageTable) -> None:
+    """The tag's own commit made another version the newest: the tutorial's line failed when it was
+    run again."""
+    tagged = table.tag("raw")
+    assert table.pin().version == tagged.version + 1
+    before = table.pin()
+    assert table.tag("raw") == tagged and table.pin() == before
+    append(table.uri, rows("e"), "later")
+    with pytest.raises(DataError, match=r"Tag 'raw' already names v2 .*--move"):
+        table.tag("raw")
+    # An older version was asked for by its number.
+    with pytest.raises(DataError, match=r"Tag 'raw' already names v2 .*\(got 'v3'\)"):
+        table.tag("raw", 3)
+    assert table.tags() == {"raw": 2}
+
+
 def test_a_tag_moves_only_when_asked_to(table: ImageTable) -> None:
     table.tag("raw", 0)
     with pytest.raises(DataError, match=r"Tag 'raw' already names v0 .*\(got 'v2'\).*--move"):
