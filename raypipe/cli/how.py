@@ -34,7 +34,7 @@ DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Say what the verb would do, with its time, memory and money; write nothing.",
+        help="Say what the verb would do, and estimate what it takes if possible; write nothing.",
     ),
 ]
 

@@ -56,7 +56,7 @@ class PolicyConfig(Section):
     raypipe asks for labels."""
 
     cooldown: int = Field(default=0, ge=0)
-    """Checks after a retrain in which no other retrain begins."""
+    """Checks that must follow a retrain. The last of them may begin another one."""
 
     daily_cap: int = Field(default=2, ge=1)
     """Most retrains within 24 hours."""

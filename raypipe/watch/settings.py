@@ -30,7 +30,7 @@ class WatchConfig(Section):
     """Which images of watch.batch a check looks at. since_last: those that came after the last
     check, each once. last_n: the newest. all: every one, as for a batch with a version."""
     last_n: int = Field(default=1000, ge=LEAST_ROWS)
-    """Number of images of window=last_n, or a few more, because a commit is not split."""
+    """Number of images of window=last_n. A commit is not split, so it may be many more."""
     min_images: int = Field(default=LEAST_ROWS, ge=LEAST_ROWS)
     """With fewer new images there is no check. They are part of the next one."""
     ask: int = Field(default=100, ge=0)
