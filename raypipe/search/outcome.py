@@ -90,7 +90,9 @@ def _minutes(result: SearchResult) -> report.Block:
     plot = (report.Plot(title, drawn, name, result.metric),) if drawn else ()
     rows = []
     for number, one in enumerate(reached, 1):
-        gain = "" if number == 1 else _gain(one.value - reached[number - 2].value, share)
+        better = one.value - reached[number - 2].value
+        better = better if result.mode == "max" else -better
+        gain = "" if number == 1 else _gain(better, share)
         rows.append((str(number), _time(one.seconds), _value(one.value, share), gain, _by(one)))
     gained = "Points" if share else "Gain"
     columns = (("", "num"), ("At", "num"), (result.metric, "num"), (gained, "num"), ("By", ""))

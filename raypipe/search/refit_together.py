@@ -165,7 +165,11 @@ def _rival(found: SearchResult, wanted: Mapping[str, Any]) -> str | None:
     best = next((trial for trial in tuned if trial.checkpoint is not None and trial.kept), None)
     if best is None or found.pinned is None:
         return None
-    more_px = int(wanted.get("model.side_px") or 0) > models[best.name].pixels
+    model = models[best.name]
+    # null is the backbone's own.
+    side_px = wanted.get("model.side_px", model.side_px)
+    grown = model.model_copy(update={"side_px": None if side_px is None else int(side_px)})
+    more_px = grown.pixels > model.pixels
     if not more_px and int(wanted["train.epochs"]) <= best.epochs:
         return None
     metric = found.metric if found.metric in ACCURACIES else "val_accuracy"

@@ -62,7 +62,14 @@ def soup_of_best(
     # Weights of another backbone or resolution cannot be averaged, nor those of a first answer's
     # heads. And the validation arrays below are those of the best trial.
     drawn = [trial for trial in trials if trial.kept and trial.drawn]
-    alike = [trial for trial in drawn if data_key(replace(job, trial.changes)) == key]
+    # Heads of another kind or size have other weights.
+    head = best_job.model.head, best_job.model.landmarks
+    jobs = {trial.name: replace(job, trial.changes) for trial in drawn}
+    alike = []
+    for trial in drawn:
+        model = jobs[trial.name].model
+        if data_key(jobs[trial.name]) == key and (model.head, model.landmarks) == head:
+            alike.append(trial)
     rule = job.train.stopping
     # Its seconds were a part of the ending.
     ledger.forecast.trials_ended = True

@@ -78,12 +78,15 @@ def _hints_of(other: Path, job: TrainJob, space: Space) -> Iterator[Earlier]:
 
 
 def _same_question(config: dict[str, Any], job: TrainJob) -> bool:
-    """Is the other search's config about the same table, task and metric as the job?"""
+    """Is the other search's config about the same table, labels, task and metric as the job?"""
     table = resolve(config["table"]["uri"])
     task = config["model"]["task"]
     metric = config["train"]["stopping"]["metric"]
+    # Another column of labels is another question.
+    label = config["table"].get("columns", {}).get("label", "label")
     return (
         table == resolve(job.table.uri)
+        and label == job.table.columns.label
         and task == job.model.task
         and metric == job.train.stopping.metric
     )

@@ -263,3 +263,15 @@ def test_asha_and_its_cap_save_epochs_on_real_curves() -> None:
         ratios(found)["asha_vs_random"] < 0.5 and found["pasha"]["whole"] < found["asha"]["whole"]
     )
     assert found["asha"]["short"] < 1.5 and found["pasha"]["short"] < 1.5
+
+
+def test_one_that_diverges_on_its_way_to_the_end_was_not_trained_in_full() -> None:
+    """The search ended with nine epochs of twenty, and said nothing."""
+    rule = Halving(9, 3, 3)
+    for trial, score in (("a", 0.9), ("b", 0.5), ("c", 0.4)):
+        rule.report(trial, 3, score)
+    rule.resume("a")
+    assert rule.report("a", 5, math.nan) == "stop" and rule.last() == "b"
+    rule.resume("b", to_the_end=True)
+    rule.report("b", 9, 0.6)
+    assert rule.last() is None

@@ -14,7 +14,7 @@ from raypipe.errors import ConfigError, RaypipeError
 from raypipe.job import Job
 from raypipe.search import limits, variants
 from raypipe.search.limits import SearchLimits, Variant
-from raypipe.search.searchers.tune_searchers import plan
+from raypipe.search.searchers.tune_searchers import plan, searcher
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import parse
 from raypipe.search.space.space import Space
@@ -201,3 +201,16 @@ def test_the_benchmark_sets_limits_below_the_best_and_judges_the_slow_end() -> N
     kept = benchmark.kept(limits_, took)
     assert kept == {"latency_ms": False, "size_mb": True, "money": False}
     assert list(benchmark.kept({"size_mb": 1.0}, took)) == ["size_mb"]
+
+
+@pytest.mark.parametrize("name", ["random", "tpe"])
+def test_cells_that_are_left_are_tried_once_each(name: str, tmp_path: Path) -> None:
+    """Optuna's trials counted the cells that break a limit: one was tried twice, one never."""
+    if name == "tpe":
+        pytest.importorskip("optuna")
+    texts = {"model.side_px": "grid(64, 32, 48)", "train.lr": "loguniform(1e-4, 1e-2)"}
+    space = limited(texts, most_px=48)
+    cfg = SearchConfig.model_validate({"samples": 1, "space": texts, "searcher": name})
+    planned = plan(JOB.training, cfg, space, [])
+    made = searcher(JOB.training, cfg, space, planned, [], tmp_path, 9)
+    assert sorted(made.suggest(str(i))["model.side_px"] for i in range(2)) == [32, 48]

@@ -490,6 +490,10 @@ def test_schedules_follow_the_weights_through_several_donors(tmp_path: Path) -> 
         ({"search.searcher": "tpe"}, r"chooses its values itself.*search\.searcher=tpe"),
         ({"search.concurrent": 2}, r"started at once.*search\.concurrent=2"),
         ({"search.scheduler": "pb2"}, r"pb2 chooses within ranges.*got 'train\.lr'.*pbt"),
+        (
+            {"search.space": {"train.lr": "quniform(0.0001, 0.2, 0.0001)"}},
+            r"moves a value to its neighbour, and there are too many.*got 'train\.lr'.*larger step",
+        ),
     ],
 )
 def test_what_a_population_cannot_do_is_one_message(

@@ -127,6 +127,7 @@ def test_a_fine_tuned_trial_joins_heads_that_validation_cannot_tell_from_it() ->
     assert tuned_of(0.85, known={"val_loss": 0.1}) is None, "nothing is known of the heads"
     assert tuned_of(0.85, side_px=96) is None, "it would be the same again"
     assert tuned_of(0.85, side_px=None, epochs=9) == "t"
+    assert tuned_of(0.85, side_px=None) == "t", "224 px are the backbone's own"
     # With rare classes, accuracies are as equal as the classes are unequal.
     balanced = {"val_accuracy": 0.95, "val_balanced_accuracy": 0.25}
     heads = balanced | {"val_balanced_accuracy": 0.8}

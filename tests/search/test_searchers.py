@@ -254,6 +254,8 @@ def test_a_warm_start_reads_other_searches_on_the_same_table_and_metric(tmp_path
     finished(
         replace(job, {"train.lr": 0.003, "table.version": 3}), "d", ({"model.dropout": 0.5}, 0.7)
     )
+    other = replace(job, {"table.columns.label": "other"})
+    finished(other, "e", ({"train.lr": 0.01}, 0.99))
     (tmp_path / "search" / "torn").mkdir()
     (tmp_path / "search" / "torn" / "result.json").write_text("{")
     found = earlier(job.training, parsed, here)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from raypipe.config import replace
+from raypipe.config import validate as validate_job
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.search import several, soup, together, tuner
 from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger
+from raypipe.search.trials.trial import data_key
 from raypipe.train import checkpoint
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel.snapshot import Piece, Snapshot
@@ -127,3 +132,24 @@ def test_a_soup_is_within_the_budget(
     monkeypatch.setattr(several, "validate", lambda *given: time.sleep(60))
     found = tuner.search(job.training, job.search, ledger=ledger)
     assert found.members == () and ledger.notes == ["No soup: there was no time to judge one"]
+
+
+def test_heads_of_another_kind_are_not_averaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their weights have other shapes: the finished search failed there, at each rerun."""
+    settings = {"model.mode": "frozen", "train.solver": "closed", "search.soup": 3}
+    job = replace(validate_job(Job, {"table": {"uri": "unused"}}), settings)
+    kinds = {"best": {"model.head": "kernel"}, "line": {"model.head": "linear"}}
+    kinds |= {"small": {"model.head": "kernel", "model.landmarks": 9}, "twin": kinds["best"]}
+    trials = [
+        Trial(name, changes, 0.0, 1, False, (), "somewhere", kept=True)
+        for name, changes in kinds.items()
+    ]
+    taken: list[str] = []
+    monkeypatch.setattr(soup, "make", lambda alike, *more: taken.extend(t.name for t in alike))
+    best = replace(job.training, trials[0].changes)
+    rows: Any = SimpleNamespace(counts={"val": 9})
+    data: Any = {data_key(best): None}
+    several.soup_of_best(job.training, 3, trials, rows, data, tmp_path, Ledger(None))
+    assert taken == ["best", "twin"]

@@ -488,3 +488,37 @@ def test_a_space_that_an_older_raypipe_pickled_can_be_asked() -> None:
         del space.__dict__[name]
     assert space.refusal({"train.lr": 0.001}) is None
     assert space.refusal({"train.lr": -1.0}) is not None and not space.by_clock
+
+
+def test_a_branch_that_is_no_grid_is_drawn_in_its_cell() -> None:
+    """The whole cell was lost: no trial was frozen, and nothing said so."""
+    texts = {
+        "model.mode": "grid(frozen, finetune)",
+        "train.lr": "grid(1e-3, 1e-2) if model.mode == 'finetune' else loguniform(1e-4, 1e-2)",
+    }
+    space = parse.parse(texts, JOB.training)
+    assert len(space.cells) == 3 and {"model.mode": "frozen"} in space.cells
+    planned = plan(JOB.training, SearchConfig(samples=2, space=texts), space, [])
+    rates = [trial["train.lr"] for trial in planned if trial["model.mode"] == "frozen"]
+    assert len(planned) == 6 and len(set(rates)) == 2
+    del texts["model.mode"]
+    assert parse.parse(texts, JOB.training).cells == [{}]
+    # What is drawn in some cells cannot decide how a grid is crossed.
+    depends = {"model.side_px": "grid(32, 48) if train.lr > 1e-3 else grid(64, 96)"}
+    with pytest.raises(ConfigError, match=r"depends on train\.lr, which is drawn"):
+        parse.parse({"model.mode": "grid(frozen, finetune)", **texts, **depends}, JOB.training)
+
+
+def test_chosen_words_are_what_the_field_makes_of_them() -> None:
+    """`true` was a text: no condition on it held, and a bare one always did."""
+    assert set(drawn("augment.flip_vertical", "choice(true, false)")) == {True, False}
+    assert set(drawn("train.batch_size", "choice('16', '32')")) == {16, 32}
+    texts = {
+        "model.pretrained": "choice(true, false)",
+        "model.mode": "choice(frozen) if model.pretrained == True else choice(finetune)",
+    }
+    for trial in trials(texts):
+        assert trial["model.mode"] == ("frozen" if trial["model.pretrained"] else "finetune")
+    texts = {"train.epochs": "choice(1) if train.batch_size == '32' else choice(2)"}
+    with pytest.raises(ConfigError, match=r"cannot hold: train\.batch_size is no text.*without"):
+        parse.parse(texts, JOB.training)

@@ -153,7 +153,9 @@ class Halving:
 
         None if a trial was trained in full already, or if none is paused.
         """
-        if self._at[-1] or not self._paused:
+        # One that diverged on its way was not.
+        is_whole = any(score > -math.inf for score in self._at[-1].values())
+        if is_whole or not self._paused:
             return None
         highest = max(self._paused.values())
         paused = [trial for trial in self._ranked(highest) if self._paused.get(trial) == highest]

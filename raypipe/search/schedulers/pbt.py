@@ -44,6 +44,7 @@ from raypipe.errors import ConfigError
 from raypipe.search.schedulers import mutations
 from raypipe.search.schedulers.explore import Draw, draw_of, explore
 from raypipe.search.settings import PbtConfig, SearchConfig
+from raypipe.search.space.samplers import Steps
 from raypipe.search.space.space import Space
 from raypipe.search.trials import trial_checkpoints
 from raypipe.search.trials.epoch_result import ENDED, EPOCH, UNUSABLE
@@ -103,6 +104,17 @@ def _check_space(scheduler: str, space: Space) -> None:
             f"search.scheduler={scheduler} draws values without conditions",
             got=", ".join(conditional),
             fix="Remove the conditions",
+        )
+    many = [
+        field.name
+        for field in space.fields
+        if any(isinstance(b.sampler, Steps) and b.sampler.finite is None for b in field.branches)
+    ]
+    if many:
+        raise ConfigError(
+            f"search.scheduler={scheduler} moves a value to its neighbour, and there are too many",
+            got=", ".join(many),
+            fix="Use uniform(…) or loguniform(…), or a larger step",
         )
     choices = [field.name for field in space.fields if space.values(field.name)]
     if scheduler == "pb2" and choices:

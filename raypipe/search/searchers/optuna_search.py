@@ -30,7 +30,7 @@ from raypipe.search.searchers.draws import Draws
 from raypipe.search.searchers.planned import Planned
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space.samplers import Choice, Range, Sampler
-from raypipe.search.space.space import Changes, Space, field_of, uniform
+from raypipe.search.space.space import Changes, Space, field_of, is_grid, uniform
 from raypipe.search.warm_start import Earlier
 from raypipe.train.job import TrainJob
 
@@ -99,11 +99,11 @@ class Suggested(Planned):
         """Draw trial i: its changes, and the number and the codes of Optuna's trial."""
         failed = require().trial.TrialState.FAIL
         study = self._study()
-        cells = self._space.cells
+        cell = self._cell(i)
         for attempt in range(TRIES + 1):
             study.sampler = self._sampler(i, attempt)
             # The grid's values are fixed; in the last attempt all values are.
-            pins = dict(cells[i % len(cells)])
+            pins = dict(cell)
             if attempt == TRIES:
                 pins |= self._planned(i)
             if pins:
@@ -119,6 +119,12 @@ class Suggested(Planned):
     def _record(self, trial_id: str, drawn: dict[str, Any]) -> None:
         """Remember which of Optuna's trials this is."""
         self._asked[trial_id] = drawn["number"]
+
+    def _cell(self, i: int) -> Changes:
+        """The grid's values of trial i, as they were planned: without cells that break a limit."""
+        branches = [branch for field in self._space.fields for branch in field.branches]
+        crossed = {branch.key for branch in branches if is_grid(branch.sampler)}
+        return {key: value for key, value in self._planned(i).items() if key in crossed}
 
     def _planned(self, i: int) -> Changes:
         """The values of the random search's trial i, by branch key."""

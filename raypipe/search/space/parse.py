@@ -15,17 +15,19 @@ Checked are, in this order:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
+from dataclasses import replace as replaced
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from raypipe.config import changes_nothing, field_names, replace
 from raypipe.errors import ConfigError, nearest
 from raypipe.search.space.conditions import Condition
-from raypipe.search.space.samplers import Branch, Sampler, read
-from raypipe.search.space.space import DATA, TRIES, Field, Space, at_random
+from raypipe.search.space.samplers import Branch, Choice, Sampler, read
+from raypipe.search.space.space import DATA, TRIES, Field, Space, at_random, is_grid
 from raypipe.train.job import TrainJob
 
 MOST_ARRAYS = 16  # values of a field in DATA
@@ -62,7 +64,7 @@ def parse(texts: Mapping[str, str], job: TrainJob) -> Space:
     for name in texts:
         _check_name(name)
     # Read all fields first: a condition may name a later one.
-    fields = {name: Field(name, read(name, text)) for name, text in texts.items()}
+    fields = {name: _typed(Field(name, read(name, text)), job) for name, text in texts.items()}
     for field in fields.values():
         for branch in field.branches:
             _check_values(field.name, branch.sampler, job)
@@ -75,6 +77,19 @@ def parse(texts: Mapping[str, str], job: TrainJob) -> Space:
             for value in branch.sampler.ends:
                 _check_together(space, field, branch, value)
     return space
+
+
+def _typed(field: Field, job: TrainJob) -> Field:
+    """The field with chosen values as the job has them: a sampler reads `true` as a text, and a
+    condition on it would compare with that."""
+    branches = []
+    for branch in field.branches:
+        sampler = branch.sampler
+        if isinstance(sampler, Choice):
+            values = [typed({field.name: value}, job)[field.name] for value in sampler.values]
+            branch = replaced(branch, sampler=replaced(sampler, values=tuple(values)))
+        branches.append(branch)
+    return Field(field.name, tuple(branches))
 
 
 def check_start(where: str, start: Mapping[str, Any], job: TrainJob) -> None:
@@ -98,10 +113,24 @@ def typed(start: Mapping[str, Any], job: TrainJob) -> dict[str, Any]:
     found = dict(start)
     for name, value in start.items():
         if isinstance(value, str):
-            # One that other fields refuse stays as it is.
-            with suppress(ConfigError):
+            try:
                 found[name] = attrgetter(name)(replace(job, {name: value}))
+            except ConfigError:
+                # Other fields refuse it: as the field alone has it.
+                found[name] = _of_field(name, value)
     return found
+
+
+def _of_field(name: str, value: str) -> Any:
+    """The value as this field reads it; the text itself if it does not."""
+    kind: Any = TrainJob
+    try:
+        for part in name.split("."):
+            field = kind.model_fields[part]
+            kind = field.annotation
+        return TypeAdapter(Annotated[(kind, *field.metadata)]).validate_python(value)
+    except (ValidationError, AttributeError, KeyError):
+        return value
 
 
 def left_out(start: Mapping[str, Any], space: Space) -> list[str]:
@@ -176,7 +205,8 @@ def _check_condition(
                 rule=nearest(name, known),
                 fix=quotes,
             )
-        if field.grid and name in fields and not fields[name].grid:
+        needed = fields[name].branches if name in fields else ()
+        if field.grid and not all(is_grid(branch.sampler) for branch in needed):
             raise ConfigError(
                 f"The grid search.space.{field.name} depends on {name}, which is drawn",
                 rule="Grids are crossed before anything is drawn",
@@ -189,6 +219,12 @@ def _check_condition(
                 f"search.space.{field.name} has a condition that cannot hold: {name} is never that",
                 got=value,
                 rule=refused.rule,
+            )
+        if isinstance(value, str) and typed({name: value}, job)[name] != value:
+            raise ConfigError(
+                f"search.space.{field.name} has a condition that cannot hold: {name} is no text",
+                got=repr(value),
+                fix="Write it without quotes",
             )
 
 

@@ -61,7 +61,7 @@ class Field:
     @property
     def grid(self) -> bool:
         samplers = [branch.sampler for branch in self.branches]
-        return any(isinstance(sampler, Choice) and sampler.grid for sampler in samplers)
+        return any(is_grid(sampler) for sampler in samplers)
 
     @property
     def conditional(self) -> bool:
@@ -206,7 +206,8 @@ class Space:
     ) -> list[tuple[Changes, Changes]]:
         """One cell of the grid, combined with every value of one more field."""
         branch = field.branch(self.known(by_field))
-        if branch is None:
+        # Another branch than the grid's is drawn, in each trial anew.
+        if branch is None or not is_grid(branch.sampler):
             return [(by_field, by_key)]
         cells = []
         for value in branch.sampler.finite or ():
@@ -284,6 +285,10 @@ class Space:
             if drawn == wanted and self.refusal(changes) is None:
                 return changes
         return None
+
+
+def is_grid(sampler: Sampler) -> bool:
+    return isinstance(sampler, Choice) and sampler.grid
 
 
 def _shaping(changes: Changes) -> Iterator[tuple[str, Any]]:
