@@ -31,8 +31,15 @@ def begun(found: SearchResult) -> dict[str, dict[str, Any]]:
     """
     file = found.folder / PLAN
     kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    # An older raypipe kept one of them.
-    return {_of(found, kept.pop("asked")): {"plan": kept}} if "asked" in kept else kept
+    # An older raypipe kept one of them, and a later one named no trial.
+    if "asked" in kept:
+        return {_of(found, kept.pop("asked")): {"plan": kept}}
+    start = f"{found.best.key} "
+    old = (start + "{", start + "[")
+    return {
+        _of(found, name.removeprefix(start)) if name.startswith(old) else name: one
+        for name, one in kept.items()
+    }
 
 
 def plan_of(job: Job, found: SearchResult) -> Refit | None:
@@ -80,7 +87,9 @@ def settle(job: Job, found: SearchResult, result: SearchResult, ledger: Ledger) 
 def settled(job: Job, found: SearchResult) -> dict[str, Any] | None:
     """What `settle` noted of this search.refit; None: no model of it is registered there."""
     file = found.folder / SETTLED
-    kept = json.loads(file.read_text()).get(_registered(job, found)) if file.exists() else None
+    noted = json.loads(file.read_text()) if file.exists() else {}
+    # An older raypipe named neither the trial nor the registry.
+    kept = noted.get(_registered(job, found), noted.get(f"{found.best.key} {_asked(job)}"))
     if kept is None:
         return None
     why = f"{kept['why']}. So it was when this model was registered (to try again, remove {file})"

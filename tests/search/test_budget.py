@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -615,6 +616,12 @@ def test_a_finished_refit_is_known_by_its_model_and_its_training(tmp_path: Path)
     # A member of an ensemble has the key of the search.
     another = found("a", "trial-5")
     assert not kept_refits.is_done(job, another) and kept_refits.plan_of(job, another) is None
+    # As an older raypipe kept it, which named no trial.
+    old = {f"a {kept_refits._asked(job)}": {"plan": asdict(plan), "trained": "t"}}
+    (tmp_path / kept_refits.PLAN).write_text(json.dumps(old))
+    assert kept_refits.is_done(job, found("a")) and not kept_refits.is_done(job, found("b"))
+    kept_refits.keep_plan(job, found("a"), plan, trained="t")
+    kept_refits.keep_plan(other, found("a"), plan)
     kept_refits.forget_plan(job, found("a"))
     assert not kept_refits.is_done(job, found("a")) and len(kept_refits.begun(found("a"))) == 1
 
