@@ -117,11 +117,12 @@ def freeze(model: nn.Module, count: int) -> list[nn.Module]:
         if depth_of[name] <= last:
             parameter.requires_grad_(False)
 
-    # Modules whose own parameters are all frozen.
+    # Modules whose parameters are all frozen. A root that owns a frozen token is none: `eval` goes
+    # down to the blocks that learn.
     frozen_modules = []
     for module in model.modules():
-        own = list(module.parameters(recurse=False))
-        if own and not any(p.requires_grad for p in own):
+        inside = list(module.parameters())
+        if inside and not any(p.requires_grad for p in inside):
             frozen_modules.append(module)
     return [*frozen_modules, *frozen_blocks]
 

@@ -137,8 +137,10 @@ class TrainSections(Section):
         objectives.check(task, train.class_weights, train.label_smoothing, train.focal_gamma)
         known = objectives.METRICS[task]
         stopping = train.stopping
-        if stopping.metric not in known:
-            if "metric" in stopping.model_fields_set:
+        is_set = "metric" in stopping.model_fields_set
+        # On which side of 0.5 a number lies says little of it, and nothing if all lie on one.
+        if stopping.metric not in known or (task == "probability" and not is_set):
+            if is_set:
                 raise ValueError(
                     f"model.task={task} has no {stopping.metric}. "
                     f"Set train.stopping.metric to one of {', '.join(known)}"

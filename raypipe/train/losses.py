@@ -92,8 +92,9 @@ def class_weights(wanted: ClassWeights, classes: tuple[str, ...], labels_N: np.n
         # For tags, presence is weighed against absence; for classes, against all images.
         others_C = len(labels_N) - counts_C if tagged else len(labels_N)
         weights_C = others_C / counts_C.clip(1)
-        # A class that only validation has: any weight does.
-        weights_C = np.where(counts_C > 0, weights_C, 1.0)
+        # A class that only validation has: any weight does. With 0, a tag that all images have
+        # would not be learned.
+        weights_C = np.where((counts_C > 0) & (others_C > 0), weights_C, 1.0)
     if not tagged:
         # Mean 1 over the images.
         sum_over_images = (weights_C * counts_C).sum()

@@ -65,7 +65,8 @@ class StoppingConfig(BudgetConfig):
         "val_mae",
         "val_rmse",
     ] = "val_accuracy"
-    """The metric that decides which epoch is best. If unset, it follows from model.task."""
+    """The metric that decides which epoch is best. If unset, it follows from model.task: val_mae
+    for `probability` and `regression`."""
     patience: int | None = Field(default=5, ge=1)
     """Stop after this number of epochs without an improvement. null: never."""
     min_delta: float = Field(default=0.0, ge=0)

@@ -96,6 +96,8 @@ def plan(job: TrainJob, pinned: Pinned | None = None) -> Plan:
     # Before hours of training: the reference is drawn when they are over.
     named = [name for name in (job.registry.domain, job.registry.group) if name]
     rows.table.require(rows.table.at(rows.version), *named)
+    if job.train.lr == "auto":
+        check_start(job)  # the finder starts from these weights, too
     # Made once, for the finders and for the training.
     data = Prepared(lambda: prepare(job, rows))
     resolved = finders.resolve(job, rows, data)

@@ -135,3 +135,25 @@ def test_more_frozen_blocks_than_there_are_is_an_error() -> None:
         ConfigError, match=r"frozen_blocks is more than the backbone has.*17.*16 blocks"
     ):
         ImageModel(FROZEN.model_copy(update={"frozen_blocks": 17}), classes=2)
+
+
+class Tokens(torch.nn.Module):
+    """As a transformer of timm: the root owns a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = torch.nn.Parameter(torch.zeros(4))
+        block = lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))  # noqa: E731
+        self.blocks = torch.nn.ModuleList([block() for _ in range(3)])
+
+
+def test_a_root_with_a_frozen_token_leaves_its_blocks_in_training() -> None:
+    """All of the backbone stayed in eval mode: dropout and batch norms of the blocks that learn."""
+    model = torch.nn.ModuleDict({"backbone": Tokens(), "head": torch.nn.Linear(4, 2)})
+    frozen = depth.freeze(model, 1)
+    model.train()
+    for module in frozen:
+        module.eval()
+    blocks = model["backbone"].blocks
+    assert not model["backbone"].token.requires_grad
+    assert [block[1].training for block in blocks] == [False, True, True]

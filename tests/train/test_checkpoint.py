@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -252,3 +253,15 @@ def test_a_checkpoint_of_format_1_is_read_and_held_to_its_hashes(file: str, tmp_
     altered(folder / file)
     with pytest.raises(DataError, match="not what its manifest says"):
         dict(checkpoint.read(folder, verified=True).weights)
+
+
+def test_steps_of_an_average_are_no_trainings(tmp_path: Path) -> None:
+    """The card of one training said "mean of the weights of 1,840 trials"."""
+    cases: tuple[tuple[str, dict[str, Any], int], ...] = (
+        ("ema", {"scaler": {}, "averaged": 500}, 1),
+        ("soup", {checkpoint.AVERAGED: 3}, 3),
+        ("one", {}, 1),
+    )
+    for name, facts, expected in cases:
+        checkpoint.write(tmp_path / name, Snapshot(facts=facts), LoopState())
+        assert checkpoint.averaged(tmp_path / name) == expected

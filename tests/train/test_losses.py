@@ -101,3 +101,14 @@ def test_a_mapping_gives_every_class_a_positive_number_and_no_other_one(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         class_weights(wanted, CLASSES, LABELS_N)
+
+
+def test_a_tag_that_every_image_has_is_learned() -> None:
+    """Its balanced weight was 0, and with smoothing only its absence was learned."""
+    tagged = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 0.0]])
+    weights_C = class_weights("balanced", ("a", "b"), tagged)
+    assert weights_C.tolist() == [1.0, 2.0]
+    logits_BC = torch.zeros(3, 2, requires_grad=True)
+    targets_BC = torch.tensor(tagged, dtype=torch.float32)
+    sigmoid_loss(logits_BC, targets_BC, weights_C, smoothing=0.1).mean().backward()  # type: ignore[no-untyped-call]
+    assert logits_BC.grad is not None and (logits_BC.grad[:, 0] < 0).all()

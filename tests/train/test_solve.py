@@ -318,3 +318,20 @@ def test_the_same_seed_gives_the_same_head() -> None:
     first, again = (fitted("kernel", "lbfgs", x_ND, labels_N, landmarks=40) for _ in range(2))
     for name, value in first.state_dict().items():
         assert torch.equal(value, again.state_dict()[name])
+
+
+@pytest.mark.parametrize(("kind", "solver"), WAYS)
+@pytest.mark.parametrize("unit", [1e5, 1e-5])
+def test_numbers_are_fitted_alike_in_any_unit(
+    kind: heads.HeadKind, solver: SolverName, unit: float
+) -> None:
+    """In grams the weakest penalty was so strong that the mean was predicted."""
+    x_ND = rows(500)
+    truth_NC = (3 + logistic(2 * x_ND[:, :1] - 1)).astype(np.float32)
+    made = Task("regression", ("a",))
+    one = fitted(kind, solver, x_ND[:300], truth_NC[:300], task=made, landmarks=300)
+    other = fitted(kind, solver, x_ND[:300], unit * truth_NC[:300], task=made, landmarks=300)
+    found_NC, scaled_NC = logits(one, x_ND[300:]).numpy(), logits(other, x_ND[300:]).numpy() / unit
+    np.testing.assert_allclose(scaled_NC, found_NC, atol=5e-3)
+    guessed = np.abs(truth_NC[:300].mean(0) - truth_NC[300:]).mean()
+    assert np.abs(found_NC - truth_NC[300:]).mean() < 0.65 * guessed

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from raypipe.errors import RaypipeError
 from raypipe.feed.feed import Batch, Feed
+from raypipe.train import start
 from raypipe.train.auto.steps import FALLBACK_LR, AutoValue, one_device_engine
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import augmented
@@ -19,7 +21,10 @@ def find(job: TrainJob, data: Data, batch_size: int) -> AutoValue:
     """The rate at which the loss falls fastest; FALLBACK_LR if it falls at no rate."""
     seed = job.run.seed
     objective = objective_of(job, data)
-    engine = one_device_engine(job, trainable(job.model, data, objective), batch_size)
+    model = trainable(job.model, data, objective)
+    if job.train.start_from is not None:
+        start.load_into(model, Path(job.train.start_from), job.model, data.classes)
+    engine = one_device_engine(job, model, batch_size)
     objective = objective.to(engine.device)
     # `feed.trace` records the samples of the training; the test must not write to it.
     train = replace(data.train, cfg=data.train.cfg.model_copy(update={"trace": None}))

@@ -143,6 +143,9 @@ def weights_digest(folder: Path) -> str:
 def averaged(folder: Path) -> int:
     """How many trainings' weights these are the mean of. Read from the manifest, as above."""
     facts = json.loads((folder / MANIFEST).read_text()).get("facts") or {}
+    # A training counts the steps of its EMA by the same name, beside its scaler.
+    if "scaler" in facts:
+        return 1
     return int(facts.get(AVERAGED, 1))
 
 

@@ -56,6 +56,11 @@ def fit(
     started = time.perf_counter()
     x_ND = head.standard(torch.from_numpy(np.array(examples.features_ND))).double().numpy()
     targets_NC = objective.task.targets(torch.tensor(examples.labels_N)).double().numpy()
+    if head.scaled:
+        # The head scales what its linear part says. That is fitted to numbers of mean 0 and spread
+        # 1: in the labels' unit, strengths and tolerances would be others in grams than in tonnes.
+        targets_NC = (targets_NC - head.centre.double().numpy()) / head.spread.double().numpy()
+        objective = dataclasses.replace(objective, mean=0.0, spread=1.0)
     weight_N = _weights(examples, objective, solver)
 
     # A kernel's similarities, made orthogonal; or the features as they are.
@@ -73,10 +78,6 @@ def fit(
         weight_DC, bias_C, strength = _descended(x_ND, targets_NC, weight_N, objective, seed)
     if back is not None:
         weight_DC = back @ weight_DC
-    if head.scaled:
-        # The head's output is in the labels' unit: its linear part is not.
-        centre_C, spread_C = head.centre.double().numpy(), head.spread.double().numpy()
-        weight_DC, bias_C = weight_DC / spread_C, (bias_C - centre_C) / spread_C
     head.linear.weight.copy_(torch.from_numpy(weight_DC.T))
     head.linear.bias.copy_(torch.from_numpy(bias_C))
     log.info(
