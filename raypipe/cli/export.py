@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from raypipe.cli import places
 from raypipe.cli.console import Console
 from raypipe.cluster.connect import prepare_environment
 
@@ -48,6 +49,7 @@ def export(
     """
     prepare_environment()
     console = Console(json)
+    places.require(str(out), "OUT")
     # It imports torch: --help should not wait for it.
     from raypipe.work import export as work
 

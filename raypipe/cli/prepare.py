@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from raypipe.cli import places
 from raypipe.cli.console import Console
 from raypipe.cli.table import WHERE, Json, Overrides, conditions
 from raypipe.cluster import connect as cluster
@@ -59,6 +60,7 @@ def prepare(
     """
     prepare_environment()
     console = Console(json)
+    places.require(dst, "DST")
     if workers is not None and workers < 1:
         raise ConfigError("--workers is too small", got=workers, rule="1 or more")
     # Not at the top: --help should not wait for what the work imports.

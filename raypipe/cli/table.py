@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from raypipe.cli import places
 from raypipe.cli.console import Console
 from raypipe.cluster import connect as cluster
 from raypipe.cluster.connect import ClusterConfig, prepare_environment
@@ -272,6 +273,7 @@ def export(
     Example: [bold]raypipe table export tables/solar solar.parquet --tag clean --where
     split=test[/bold]
     """
+    places.require(str(out), "OUT")
     given = {
         n: v for n, v in (("--version", version), ("--tag", tag), ("--at", at)) if v is not None
     }

@@ -169,11 +169,12 @@ def _run(run: Run, pixels_NHWC: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _apart(package: Package, found_NC: np.ndarray, expected: Predictions) -> float:
-    """The largest difference of two scores; of a regression's numbers, relative to the larger."""
+    """The largest difference of two scores; of a regression's numbers, relative to them or to the
+    spread of the labels, whichever is larger."""
     apart_NC = np.abs(found_NC - expected.scores_NC)
     # Numbers may be of any size: 1e-4 of 5,000 is less than float32 can hold.
     if package.task.kind == "regression":
-        apart_NC = apart_NC / np.maximum(1.0, np.abs(expected.scores_NC))
+        apart_NC = apart_NC / np.maximum(package.model.spread or 1.0, np.abs(expected.scores_NC))
     return float(apart_NC.max())
 
 

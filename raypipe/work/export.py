@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,15 +38,16 @@ class ExportedModel(Result):
             "file": str(done.path),
             "size": f"{done.size / 1e6:.2f} MB",
             "compared on": f"{done.images} images: {done.source}",
-            "scores apart": f"at most {done.apart:.1g}",
+            "scores apart": f"at most {_at_most(done.apart, 1)}",
         }
         if done.int8 is None:
             return facts
         # How much smaller and faster depends on the model; it may well be slower.
         int8 = done.int8
+        # Two numbers are hardly ever the same.
+        facts |= {} if self.numeric else {"int8, same labels": f"{int8.agree:.1%}"}
         facts |= {
-            "int8, same labels": f"{int8.agree:.1%}",
-            "int8, scores apart": f"at most {int8.apart:.2g}",
+            "int8, scores apart": f"at most {_at_most(int8.apart, 2)}",
             "int8, size": f"1/{int8.smaller:.2f} of float32",
             "int8, speed": f"{int8.faster:.2f} times float32, on this machine",
         }
@@ -56,6 +58,15 @@ class ExportedModel(Result):
 
     def summary(self) -> Facts:
         return {"model": self.version} | asdict(self.done) | {"path": str(self.done.path)}
+
+
+def _at_most(value: float, digits: int) -> str:
+    """The value with so many digits, and never below it."""
+    text = f"{value:.{digits}g}"
+    if not float(text) < value:  # NaN, too
+        return text
+    step = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return f"{float(text) + step:.{digits}g}"
 
 
 def export(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from raypipe.registry import export as exporting
 from raypipe.registry import graph, packing
 from raypipe.registry.export import Sample, export
 from raypipe.registry.package import Package, Reference
+from raypipe.work.export import _at_most
 from tests.mixed_images import mixed_images
 
 pytest.importorskip("onnxruntime", reason="raypipe[onnx]")
@@ -135,3 +138,21 @@ def test_what_cannot_be_is_said_before_anything_is_made(
     with pytest.raises(ConfigError, match=r"ONNX needs onnxscript.*raypipe\[onnx\]"):
         export(made, "onnx", tmp_path / "model", sample(32))
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("value", [1.4e-6, 9.6e-7, 0.0, 1e-4, 9.95e-5, 0.099])
+def test_at_most_is_never_below(value: float) -> None:
+    """1.4e-6 was "at most 1e-06"."""
+    for digits in (1, 2):
+        said = float(_at_most(value, digits))
+        assert value <= said <= value * (1 + 10.0 ** (1 - digits)) + 1e-12
+
+
+def test_numbers_of_a_small_unit_are_compared_by_their_spread() -> None:
+    """Any file passed, also one that always said 0."""
+    model = SimpleNamespace(spread=1e-5)
+    package: Any = SimpleNamespace(task=SimpleNamespace(kind="regression"), model=model)
+    expected: Any = SimpleNamespace(scores_NC=np.array([[5e-5]]))
+    assert exporting._apart(package, np.zeros((1, 1)), expected) > exporting.MOST_APART
+    model.spread = 0.0
+    assert exporting._apart(package, np.array([[5e-5]]), expected) == 0
