@@ -55,6 +55,8 @@ def challenger(
         "train.workers": watch.retrain_workers,
         "train.launcher": job.train.launcher,
         "train.start_from": None,
+        # Of the champion's own night, if raypipe wrote it (watch.replay).
+        "feed.leave_out": job.feed.leave_out,
         # A budget's end was the champion's clock: no challenger should end by it.
         "train.anneal_s": job.train.anneal_s,
     }

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from raypipe.config import replace, validate
 from raypipe.errors import ConfigError, DataError, RaypipeError, Unreachable
-from raypipe.feed.dataset import Pinned, pin
+from raypipe.feed.dataset import Pinned, left_out, pin
 from raypipe.files import write_atomic
 from raypipe.registry.package import MANIFEST, Package
 from raypipe.registry.versions import ModelVersion
@@ -169,15 +170,18 @@ def _replayed(
         say("All rows are trained on: nobody can tell which ones are new")
         return job, {}
     where = pinned.rows_of(job.feed.train)
-    ids, rows_N2 = learned.rows_of(pinned, pinned.version, where)
+    # What the job leaves out stays out.
+    given = left_out(job.feed)
+    ids, rows_N2 = learned.rows_of(pinned, pinned.version, where, given)
     # By id or by image: in another table, or under another id, an image is no new one.
     is_old_N = learned.is_among(rows_N2, known_N2)
-    labels = _labels(pinned, where)
+    labels = _labels(pinned, where, given)
     is_kept_N = chosen(ids, labels, is_old_N, per_new, job.run.seed)
     # Rows of one id are left out together, and so with a new one none.
     news = {i for i, was in zip(ids, is_old_N.tolist(), strict=True) if not was}
     leave = {i for i, kept in zip(ids, is_kept_N.tolist(), strict=True) if not kept} - news
-    out = sorted(map(str, leave))
+    out: list[str | None] = [*sorted(i for i in leave | given if i is not None)]
+    out += [None] if None in leave | given else []
     new, old = int((~is_old_N).sum()), int(is_old_N.sum())
     replayed = sum(was and i not in leave for i, was in zip(ids, is_old_N.tolist(), strict=True))
     facts = {
@@ -187,7 +191,7 @@ def _replayed(
         "old": old,
         "replayed": replayed,
     }
-    if not out:
+    if not leave:
         say(f"Training on {new} new rows and all {old} old ones")
         return job, facts
     text = json.dumps(out).encode()
@@ -198,13 +202,18 @@ def _replayed(
     return replace(job, {"feed.leave_out": str(file)}), facts | {"left_out_sha256": digest}
 
 
-def _labels(pinned: Pinned, where: scan.Where) -> list[str]:
+def _labels(
+    pinned: Pinned, where: scan.Where, without: frozenset[str | None] = frozenset()
+) -> list[str]:
     """Of the rows of learned.rows_of, in their order; "" for all of a task without classes."""
-    name, kind = pinned.table.columns.label, pinned.task.kind
+    name, kind, key = pinned.table.columns.label, pinned.task.kind, pinned.table.columns.id
     found: list[str] = []
-    for part in scan.each(pinned.table, pinned.version, [name], where):
-        labels = label_column.read(part[name], kind, name).drop_null()
-        found += [str(one) for one in labels.to_pylist()]
+    for part in scan.each(pinned.table, pinned.version, list(dict.fromkeys([key, name])), where):
+        labels = label_column.read(part[name], kind, name).to_pylist()
+        ids = part[key].cast(pa.string()).to_pylist()
+        for label, one in zip(labels, ids, strict=True):
+            if label is not None and one not in without:
+                found.append(str(label))
     return found if kind in ("single_label", "multi_label") else [""] * len(found)
 
 

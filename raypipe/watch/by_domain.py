@@ -46,8 +46,10 @@ def is_default(reference: Rows, window: Rows) -> bool:
     return has_groups or len(set(reference.domains or ())) > 1
 
 
-def test(reference: Rows, window: Rows, permutations: int, most: int, seed: int) -> Verdict:
-    """Raises DataError for rows that do not fit together."""
+def test(
+    reference: Rows, window: Rows, permutations: int, most: int, seed: int, needed: float
+) -> Verdict:
+    """needed: a p-value that is an alarm. Raises DataError for rows that do not fit together."""
     fitted = domains.fit(reference, window, permutations, most, seed)
     mixed = ", ".join(f"{part.weight:.0%} {_shown(part)}" for part in fitted.parts if _counts(part))
     found = [
@@ -57,7 +59,8 @@ def test(reference: Rows, window: Rows, permutations: int, most: int, seed: int)
     if fitted.most_copies > 1:
         often = f"one image comes {fitted.most_copies} times"
         found.append(("copies", Found(float(fitted.most_copies), fitted.copies_p_value, often)))
-    return Verdict(tuple(found), fitted.parts, (_why(reference, window), *_notes(fitted, window)))
+    notes = (_why(reference, window), *_notes(fitted, window, needed))
+    return Verdict(tuple(found), fitted.parts, notes)
 
 
 def _why(reference: Rows, window: Rows) -> str:
@@ -68,7 +71,7 @@ def _why(reference: Rows, window: Rows) -> str:
     )
 
 
-def _notes(fitted: Fit, window: Rows) -> list[str]:
+def _notes(fitted: Fit, window: Rows, needed: float) -> list[str]:
     notes = []
     for part in fitted.parts:
         if part.share > 0:
@@ -76,9 +79,10 @@ def _notes(fitted: Fit, window: Rows) -> list[str]:
                 f"{part.share:.0%} of the batch resemble {_shown(part)}; of these, "
                 f"{part.unlike:.0%} lie farther from it than 99% of its own images"
             )
-    if window.groups is not None and fitted.least_p > 0.001:
+    if window.groups is not None and fitted.least_of_groups > needed:
         notes.append(
-            f"the groups are so few that no p-value below {fitted.least_p:.2g} can come out"
+            f"the groups are so few that no p-value below {fitted.least_of_groups:.2g} can come "
+            f"out, and an alarm needs {needed:.2g}"
         )
     return notes
 

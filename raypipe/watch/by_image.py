@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +39,8 @@ def arrived(column: str | None, source: TableConfig, mine: Batch) -> list[float]
     if values is None:
         return None
     ids, came = values
+    if pa.types.is_string(came.type) or pa.types.is_large_string(came.type):
+        came = _of_text(column, came, mine)
     # Ranks, as times may be numbers that no float tells apart.
     try:
         places = pc.rank(came, tiebreaker="dense", null_placement="at_end").to_pylist()
@@ -52,6 +55,23 @@ def arrived(column: str | None, source: TableConfig, mine: Batch) -> list[float]
     places = [p if is_known else None for p, is_known in zip(places, known, strict=True)]
     found = _of_images(source, mine, ids.to_pylist(), places)
     return [np.nan if place is None else float(place) for place in found]
+
+
+def _of_text(column: str | None, came: pa.ChunkedArray, mine: Batch) -> pa.ChunkedArray:
+    """The numbers or ISO times that the texts are: as text, 10 is before 9. Ids are always read as
+    text. Raises DataError for other texts."""
+    # A blank is no value, as an empty field of a CSV.
+    is_blank = pc.equal(pc.utf8_trim_whitespace(came), "")
+    came = pc.if_else(is_blank, pa.scalar(None, came.type), came)
+    for kind in (pa.int64(), pa.float64(), pa.timestamp("us"), pa.timestamp("us", "UTC")):
+        with suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return came.cast(kind)
+    raise DataError(
+        f"The column {column!r} of {mine.version} has no order",
+        got="text that is neither",
+        rule="It holds numbers or times, as such or as text (ISO 8601)",
+        fix="Name another column in watch.arrived",
+    )
 
 
 def paths(source: TableConfig, mine: Batch, rows: Sequence[int]) -> dict[int, str | None]:

@@ -238,7 +238,8 @@ def detect(
     notes: tuple[str, ...] = (choice.why,) if asked else ()
     parts: tuple[Part, ...] = ()
     if MIXTURE in chosen:
-        mixed = by_domain.test(known, window, cfg.permutations, cfg.max_rows, seed)
+        needed = cfg.alpha / len(tests(chosen))
+        mixed = by_domain.test(known, window, cfg.permutations, cfg.max_rows, seed, needed)
         choice = choice.also(MIXTURE, engine.EXACT)
         asked += [(MIXTURE, on) for on, _ in mixed.found]
         found += [one for _, one in mixed.found]

@@ -46,6 +46,7 @@ from raypipe.watch.settings import LEAST_ROWS
 MOST_DOMAINS = 10
 # Rows of the reference that are compared, for each row of the window's limit.
 REFERENCE_ROWS = 3
+MOST_REPEATED = 100  # rows of which it is asked how often the reference has them
 NAMED = 3  # of joined domains; the others are counted
 CLEAR = 0.3
 TIE = 1e-7  # differences below are rounding, in float32
@@ -90,6 +91,8 @@ class Fit:
     most_copies: of the row that the window holds most often. copies_p_value: how likely one row
     comes so often, if the window's different rows are drawn with replacement. They count as
     LEAST_ROWS at least: of one picture alone, it would be certain that only that picture comes.
+    least_p: the smallest p-value that can come out; least_of_groups: with all regroupings, however
+    many are drawn.
     """
 
     statistic: float
@@ -101,6 +104,7 @@ class Fit:
     rows: tuple[int, int]
     most_copies: int
     copies_p_value: float
+    least_of_groups: float = 0.0
 
 
 def fit(
@@ -123,6 +127,7 @@ def fit(
     fewest = min(LEAST_ROWS, len(kept_N))
     kept_N = kept_N[_evenly(domain_N[kept_N], REFERENCE_ROWS * most, rng)]
     kept_M, copies_M = _distinct(window, np.zeros(len(window.features_ND)))
+    most_copies, copies_p_value = _repeated(reference, window, kept_M, copies_M, fewest)
     if len(kept_M) > most:
         kept_M = np.sort(rng.choice(kept_M, most, replace=False))
     if reference.groups is None or window.groups is None:
@@ -157,7 +162,7 @@ def fit(
     fewest_UK = memberships.sparse(unit_UK)
     if (fewest_UK == 0).any():
         worlds.append(fewest_UK)
-    p_values, least_p = np.zeros(2), 1 / (permutations + 1)
+    p_values, least_of_groups = np.zeros(2), 0.0
     for likely_UK in worlds:
         # The larger p-value counts, and it is no news already.
         if p_values.min() > CLEAR:
@@ -168,7 +173,7 @@ def fit(
         placed = Placed(unit_L, domain_U, is_window_U, len(names))
         statistics_2P, weights_K = statistics(kernels, placed, permutations, rng)
         p_values = np.maximum(p_values, (statistics_2P >= statistics_2P[:, :1] - TIE).mean(1))
-        least_p = max(least_p, 1 / placed.regroupings())
+        least_of_groups = max(least_of_groups, 1 / placed.regroupings())
 
     domain_M = member_UK.argmax(1)[unit_M]
     unlike_M = memberships.is_unlike(
@@ -185,10 +190,11 @@ def fit(
         score_statistic=float(statistics_2P[1, 0]),
         score_p_value=float(p_values[1]),
         parts=tuple(sorted(parts, key=lambda part: -part.weight)),
-        least_p=least_p,
+        least_p=max(1 / (permutations + 1), least_of_groups),
         rows=(count, len(kept_M)),
-        most_copies=int(copies_M.max()),
-        copies_p_value=_copies_p_value(copies_M, fewest),
+        most_copies=most_copies,
+        copies_p_value=copies_p_value,
+        least_of_groups=least_of_groups,
     )
 
 
@@ -231,14 +237,42 @@ def _distinct(rows: Rows, code_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return first[order], counts[order]
 
 
-def _copies_p_value(copies_M: np.ndarray, fewest: int) -> float:
-    """A bound: all different rows are equally likely, and each may be the one that comes most.
+def _repeated(
+    reference: Rows, window: Rows, kept_M: np.ndarray, copies_M: np.ndarray, fewest: int
+) -> tuple[int, float]:
+    """(how often a row comes in the window, how likely that is) of the row that repeats most
+    unusually. Raises nothing.
+
+    A bound: all different rows are equally likely, and each may be the one that comes so often. A
+    row that the reference repeats, too, as a placeholder for a picture that is missing, may come
+    as often here as there: of the equal rows of both sides so many fall into the window by chance.
 
     fewest: as many different rows there are to draw from, even if fewer came.
     """
-    rows = max(len(copies_M), fewest)
-    drawn = scipy.stats.binom(int(copies_M.sum()), 1 / rows)
-    return min(1.0, rows * float(drawn.sf(copies_M.max() - 1)))
+    rows, drawn = max(len(copies_M), fewest), int(copies_M.sum())
+    count = len(reference.features_ND)
+    often, p_value = int(copies_M.max()), 1.0
+    repeated = int((copies_M > 1).sum())
+    for place in np.argsort(-copies_M, kind="stable")[:MOST_REPEATED].tolist():
+        copies = int(copies_M[place])
+        bound = rows * float(scipy.stats.binom(drawn, 1 / rows).sf(copies - 1))
+        # It rises as copies fall.
+        if bound >= p_value:
+            break
+        usual = _equal_rows(reference.features_ND, window.features_ND[kept_M[place]])
+        if usual:
+            by_chance = scipy.stats.hypergeom(count + drawn, usual + copies, drawn)
+            # Each of the rows that repeat may be the one.
+            bound = max(bound, min(1.0, repeated * float(by_chance.sf(copies - 1))))
+        if bound < p_value:
+            often, p_value = copies, bound
+    return often, p_value
+
+
+def _equal_rows(rows_ND: np.ndarray, row_D: np.ndarray) -> int:
+    """How many rows equal this one but for rounding: other batches round otherwise."""
+    near = 1e-4 * max(1e-12, float(np.abs(row_D).max()))
+    return int((np.abs(rows_ND - row_D) <= near).all(axis=1).sum())
 
 
 def _evenly(code_N: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:

@@ -31,6 +31,7 @@ def checks(
     keep its checks in the same folder. An older raypipe kept no seal.
     """
     found: dict[Any, Checked] = {}
+    about_newest: Any = None
     # In the order of their commits: clocks go back, and windows of another table, or of one that
     # was made again, have the same numbers.
     for row in records.checks(run, watch).rows:
@@ -41,12 +42,16 @@ def checks(
         # An earlier check of the same, with other settings, goes.
         about = records.looked_at(row)
         found.pop(about, None)
-        if newest is None or row["key"] != newest.key:
+        if newest is not None and row["key"] == newest.key:
+            about_newest = about
+        else:
             said = severity.of_row(row), feedback.of_row(row)
             found[about] = _checked(bool(row["is_drift"]), *said, _alarmed(row.get("evidence")))
     # The check that led here comes last, whatever the clocks say.
     if newest is None:
         return [*found.values()]
+    # The same window may have been checked later, with settings that were changed back since.
+    found.pop(about_newest, None)
     report = newest.report
     alarmed = {one.detector for one in report.evidence if one.is_drift}
     last = _checked(report.is_drift, report.severity, report.feedback, alarmed)

@@ -11,23 +11,28 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from raypipe.errors import DataError, Unreachable
 from raypipe.feed.dataset import Pinned
+from raypipe.feed.stored import SHA256
 from raypipe.registry.package import Package
 from raypipe.tables import label_column, scan
 from raypipe.tables.table import TableVersion
+from raypipe.train import learned
 from raypipe.train.job import TrainJob
 
 log = logging.getLogger("raypipe")
+ALL = "all"  # the source of a table without sources
 SOURCE = "raypipe source"  # a name that no column of a table is likely to have
 
 
 def new_labels(job: TrainJob, pinned: Pinned, package: Package) -> dict[str, int]:
     """Labelled training images that the champion's training did not have, by source.
 
-    Where the champion's version of the table cannot be read any more, images of new sources count.
+    Where the champion's version of the table cannot be read any more, its package says which rows
+    its weights have learned from. An older package does not: then images of new sources count.
     """
     theirs = package.info["table"]
     # A table that was made again starts at version 0 again, and may have grown past theirs.
@@ -40,11 +45,38 @@ def new_labels(job: TrainJob, pinned: Pinned, package: Package) -> dict[str, int
         except Unreachable:
             raise
         except DataError as e:
-            log.warning("Images of new sources count as new labels: %s", e.what)
+            log.warning("The champion's version of the table cannot be read: %s", e.what)
         else:
             return _surplus(_labelled_ids(job, pinned, pinned.version), had)
+    left_out = package.info.get("config", {}).get("feed", {}).get("leave_out")
+    # What a replay left out is in no list, if the weights have no parent that knew it.
+    is_partial = bool(left_out) and learned.INHERITED not in package.files
+    known_N2 = None if is_partial else learned.by(package)
+    if known_N2 is not None:
+        return _unlearned(job, pinned, known_N2)
     labelled = labelled_by_source(job, pinned)
-    return {name: n for name, n in labelled.items() if name not in theirs["sources"]}
+    # Of an older package. A table without sources is one.
+    known = theirs["sources"] or [ALL]
+    return {name: n for name, n in labelled.items() if name not in known}
+
+
+def _unlearned(job: TrainJob, pinned: Pinned, known_N2: np.ndarray) -> dict[str, int]:
+    """Labelled training rows that weights have not learned from, by source.
+
+    known_N2: identities of the rows that they have (learned.py).
+    """
+    name, version = pinned.table.columns.id, pinned.version
+    has_sha256 = SHA256 in pinned.table.at(version).schema().to_arrow().names
+    found: Counter[str] = Counter()
+    for rows in _labelled(job, pinned, version, [name, *([SHA256] if has_sha256 else [])]):
+        if not len(rows):
+            continue
+        ids = rows[name].cast(pa.string()).to_pylist()
+        hashes = rows[SHA256] if has_sha256 else None
+        rows_N2 = learned.identities(version.table_id, ids, hashes)
+        is_new_N = ~learned.is_among(rows_N2, known_N2)
+        found.update(s for s, new in zip(_sources(rows), is_new_N.tolist(), strict=True) if new)
+    return dict(found)
 
 
 def labelled_by_source(job: TrainJob, pinned: Pinned) -> dict[str, int]:
@@ -88,7 +120,7 @@ def _labelled(
         if names.source in fields:
             sources = pa.array([str(one) for one in rows[names.source].to_pylist()], pa.string())
         else:
-            sources = pa.array(["all"] * len(rows), pa.string())
+            sources = pa.array([ALL] * len(rows), pa.string())
         yield rows.append_column(SOURCE, sources)
 
 

@@ -338,7 +338,9 @@ def _retrain(request: Request, wanted: Wanted, pinned: Pinned, held: Held) -> Re
         rows = judging.judge(both, pinned, job.feed.test, say)
         judging.keep(rows, job.run.path / "reports" / f"judged-{key}.parquet")
         # The package is the champion's.
-        trained_on, unit = package.info["table"]["sources"], judging.unit(package)
+        # A table without sources is one.
+        trained_on = package.info["table"]["sources"] or [labels.ALL]
+        unit = judging.unit(package)
         slices, union = judging.by_slice(rows, trained_on, unit)
         named = limited.compared(rows, parts_of, unit)
         measured = limited.measured(both, cfg.gate, job, pinned, say)

@@ -222,3 +222,12 @@ def test_a_head_that_is_fitted_at_once_is_fitted_once() -> None:
     _, steps = searched(mine, replace(champion, {"train.solver": "steps"}))
     assert (once.samples, steps.samples) == (1, 8)
     assert not once.first_answer and not steps.first_answer
+
+
+def test_rows_that_a_replay_left_out_one_night_are_not_left_out_for_good() -> None:
+    """The next challenger trained without them and said "all old ones"; on another host the list
+    was missing, and each retrain failed."""
+    champions = changed(feed__leave_out="/gone/replay.json")
+    assert challenger(job(), champions, 9, ["old"]).feed.leave_out is None
+    own = job(feed={"leave_out": "/mine.json"})
+    assert challenger(own, champions, 9, ["old"]).feed.leave_out == "/mine.json"

@@ -401,3 +401,22 @@ def test_rows_without_an_id_are_known_by_their_image_alone(tmp_path: Path) -> No
     hashed = hashlib.blake2b(repr((pinned.version.table_id, None)).encode(), digest_size=8)
     older_N2 = np.array([[int.from_bytes(hashed.digest(), "little"), 1]], np.uint64)
     assert not learned.is_among(rows_N2, older_N2).any()
+
+
+def test_what_the_job_leaves_out_stays_out_of_a_replay(tmp_path: Path) -> None:
+    """The list of the replay replaced it, and its rows were trained on as new ones."""
+    job = job_at(tmp_path)
+    known_N2 = learned.of_training(job, add(job, NAMES, SPLITS))
+    pinned = add(job, [f"n{n}" for n in range(4)], ["train"] * 4)
+    mine = tmp_path / "mine.json"
+    mine.write_text(json.dumps(["n0"]))
+    own = replace(job, {"feed.leave_out": str(mine)})
+    said: list[str] = []
+    replayed, _ = begin._replayed(own, 0.5, known_N2, pinned, said.append)
+    assert said == ["Training on 3 new rows and 1 of 4 old ones"] or said == [
+        "Training on 3 new rows and 2 of 4 old ones"
+    ]
+    again = pin(replayed.table, replayed.feed, opened=pinned)
+    rows = locate(again, "train", replayed.feed)
+    ids = set(rows.ids_of(np.arange(len(rows))))
+    assert {"n1", "n2", "n3"} <= ids and "n0" not in ids

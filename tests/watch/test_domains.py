@@ -283,3 +283,21 @@ def test_clusters_stand_in_for_names() -> None:
     assert (code_N[:120] == 0).mean() > 0.95 and (code_N[120:] == 1).mean() > 0.95
     assert clusters(draw(rng, 300, 0)).max() == 0, "one cloud is one domain"
     assert clusters(np.ones((50, 4))).max() == 0 and clusters(rng.normal(size=(3, 4))).max() == 0
+
+
+def test_what_the_reference_repeats_may_repeat() -> None:
+    """A placeholder for missing pictures, 5 % of the reference and of each night, was an alarm."""
+    rng = np.random.default_rng(5)
+    known, window = draw(rng, 200, 0), draw(rng, 200, 0)
+    known[:10] = window[:10] = known[0]
+    window[:10] += 1e-6  # other batches round otherwise
+    found = fit(Rows(known, known[:, :3]), Rows(window, window[:, :3]), 99)
+    assert found.copies_p_value > 0.05
+    # Half of the night is no longer usual, and nor is another row that hangs beside it.
+    window[:100] = known[0]
+    found = fit(Rows(known, known[:, :3]), Rows(window, window[:, :3]), 99)
+    assert found.copies_p_value < 1e-6 and found.most_copies == 100
+    window = draw(rng, 200, 0)
+    window[:12], window[12:22] = known[0], window[199]
+    found = fit(Rows(known, known[:, :3]), Rows(window, window[:, :3]), 99)
+    assert found.copies_p_value < 1e-3 and found.most_copies == 11

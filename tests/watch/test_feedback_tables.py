@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,9 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def packed(folder: Path, classes: tuple[str, ...], outcomes: Outcomes | None) -> Package:
+def packed(
+    folder: Path, classes: tuple[str, ...], outcomes: Outcomes | None, group: str | None = None
+) -> Package:
     torch.manual_seed(4)
     model = ImageModel(CFG, len(classes)).eval()
     with torch.no_grad():
@@ -93,7 +95,7 @@ def packed(folder: Path, classes: tuple[str, ...], outcomes: Outcomes | None) ->
         model.head.standardise_by(features_BD.mean(0), features_BD.std(0))
         torch.nn.init.normal_(model.head.linear.weight, std=0.3)
     nothing = Reference(np.zeros((4, 64)), np.full((4, len(classes)), 1 / 2), tuple("wxyz"))
-    info = {"config": {"registry": {}}}
+    info = {"config": {"registry": {"group": group} if group else {}}}
     extra = {OUTCOMES: outcomes.to_bytes()} if outcomes is not None else {}
     return Package(packing.build(folder, model, CFG, classes, nothing, info, extra))
 
@@ -278,3 +280,23 @@ def test_a_whole_night_that_was_asked_for_is_no_choice(night: Night) -> None:
     feedback_rows.keep_asked(night.run, WatchConfig(), "k", "night", asked[:15], of=40)
     came = night.came(texts)
     assert came is not None and came.says.labelled == 25
+    # The same check with a larger watch.ask: its list is another one.
+    for _ in range(2):
+        feedback_rows.keep_asked(night.run, WatchConfig(), "k", "night", asked[:18], of=40)
+    came = night.came(texts)
+    assert came is not None and came.says.labelled == 22
+
+
+def test_labels_of_few_groups_wait_for_others(tmp_path: Path) -> None:
+    """One image of a group is tested. With fewer groups all labels were used up, and never
+    tested."""
+    outcomes = known()
+    held_out = replace(outcomes, groups=tuple(f"g{n}" for n in range(len(outcomes.error_N))))
+    champion = packed(tmp_path / "package", ("cold", "warm"), held_out, group="module")
+    night = Night(champion, RunConfig(name="labels", dir=str(tmp_path)), tmp_path / "table")
+    texts = night.said()
+    came = night.came(texts, module=[f"m{n // 8}" for n in range(40)])
+    assert came is not None and came.rows == () and came.says.labelled == 40
+    assert came.says.found == () and any("no test of 5" in note for note in came.says.notes)
+    came = night.came(texts, module=[f"m{n}" for n in range(40)])
+    assert came is not None and len(came.rows) == 40 and came.says.found

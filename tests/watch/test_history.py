@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -11,9 +12,10 @@ import pytest
 
 from raypipe.config import RunConfig, to_json
 from raypipe.tables.table import append
-from raypipe.watch import cycle, evidence_row, history
+from raypipe.watch import cycle, evidence_row, feedback, history
 from raypipe.watch.policy import Checked, PolicyConfig, retrain
 from raypipe.watch.settings import WatchConfig
+from raypipe.watch.severity import NOT_ASKED
 
 WATCH = WatchConfig()
 
@@ -195,3 +197,21 @@ def test_device_hours_of_a_retrain_that_broke_are_spent(tmp_path: Path) -> None:
         assert one.device_h == 2
         with cycle.hold(past, "broke"):
             pass
+
+
+def test_one_window_counts_once_though_settings_were_changed_and_changed_back(
+    tmp_path: Path,
+) -> None:
+    """Two checks of one window began a retrain of `k: 2`."""
+    run = RunConfig(name="night", dir=str(tmp_path))
+    kept(run, "w1", 1, True, "2026-01-01")
+    kept(run, "w1", 1, True, "2026-01-02")
+    newest: Any = SimpleNamespace(
+        key="w1 2026-01-01",
+        report=SimpleNamespace(
+            evidence=(), is_drift=True, severity=NOT_ASKED, feedback=feedback.NOTHING
+        ),
+    )
+    assert len(history.checks(run, WATCH, "m/1", newest)) == 1
+    kept(run, "w2", 2, True, "2026-01-03")
+    assert len(history.checks(run, WATCH, "m/1", newest)) == 2

@@ -8,11 +8,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
+import pytest
 
 from raypipe.config import validate
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.registry.package import Package
 from raypipe.tables.table import append
+from raypipe.train import learned
 from raypipe.train.job import TrainJob
 from raypipe.watch import labels
 
@@ -30,7 +32,7 @@ def grown(job: TrainJob, source: str) -> Pinned:
 def trained(pinned: Pinned, **made: str) -> Package:
     version = pinned.version
     theirs = {"uri": version.uri, "version": version.version, "sources": ["old"]}
-    return cast(Package, SimpleNamespace(info={"table": theirs, "made": made}))
+    return cast(Package, SimpleNamespace(info={"table": theirs, "made": made}, files={}))
 
 
 def test_nothing_in_a_table_that_was_made_again_was_seen(tmp_path: Path) -> None:
@@ -43,3 +45,42 @@ def test_nothing_in_a_table_that_was_made_again_was_seen(tmp_path: Path) -> None
     again = grown(job, "new")
     assert labels.new_labels(job, again, package) == {"new": 16}
     assert labels.new_labels(job, again, trained(again)) == {}, "an earlier raypipe kept no id"
+
+
+@pytest.mark.parametrize("has_source", [True, False])
+def test_a_table_that_was_moved_says_by_the_package_what_is_new(
+    has_source: bool, tmp_path: Path
+) -> None:
+    """Labels of known sources never counted, and without sources all rows were new."""
+    job = validate(TrainJob, {"table": {"uri": str(tmp_path / "t")}, "run": {"dir": str(tmp_path)}})
+    name = "old" if has_source else labels.ALL
+    for start in (0, 10):
+        ids = [f"i{n}" for n in range(start, start + 10)]
+        columns: dict[str, Any] = {"image_id": ids, "image": [b"x"] * 10}
+        columns |= {"source": ["old"] * 10} if has_source else {}
+        columns |= {"label": ["a", "b"] * 5, "split": ["train"] * 8 + ["val", "test"]}
+        append(job.table.uri, pa.table(columns), "add")
+    before = pin(job.table.model_copy(update={"version": 0}), job.feed, kind="single_label")
+    now = pin(job.table, job.feed, kind="single_label")
+    sources = ["old"] if has_source else []
+    theirs = {"uri": "/moved", "version": 0, "sources": sources}
+
+    def package(**files: bytes) -> Package:
+        return cast(Package, SimpleNamespace(info={"table": theirs, "made": {}}, files=files))
+
+    kept = learned.files(learned.of_training(job, before), learned.NONE_N2)
+    assert labels.new_labels(job, now, package(**kept)) == {name: 8}
+    assert labels.new_labels(job, before, package(**kept)) == {}
+    # An older package does not say which rows: no source is new.
+    assert labels.new_labels(job, now, package()) == {}
+
+
+def test_what_a_replay_left_out_is_not_new(tmp_path: Path) -> None:
+    """The package has no list of the old rows that a head on frozen features did not replay."""
+    job = validate(TrainJob, {"table": {"uri": str(tmp_path / "t")}, "run": {"dir": str(tmp_path)}})
+    pinned = grown(job, "old")
+    half_N2 = learned.of_training(job, pinned)[:8]
+    info = {"table": {"uri": "/moved", "version": 0, "sources": ["old"]}, "made": {}}
+    info["config"] = {"feed": {"leave_out": "/gone/x.json"}}
+    package = SimpleNamespace(info=info, files=learned.files(half_N2, learned.NONE_N2))
+    assert labels.new_labels(job, pinned, cast(Package, package)) == {}

@@ -177,6 +177,9 @@ def test_its_power_is_measured_on_the_reference() -> None:
         (pa.array([3, 1, None, 1]), [2.0, 1.0, np.nan, 1.0]),
         (pa.array([0.5, np.nan, -1.0, None]), [2.0, np.nan, 1.0, np.nan]),
         (pa.array([10**18 + 1, 10**18, 5, 6], pa.timestamp("us", "UTC")), [4.0, 3.0, 1.0, 2.0]),
+        (pa.array(["10", "9", None, "2"]), [3.0, 2.0, np.nan, 1.0]),
+        (pa.array(["2026-11-02", "", "2026-11-01", " "]), [2.0, np.nan, 1.0, np.nan]),
+        (pa.array(["2026-11-02", None, "2026-11-01T23:00:00", "2026-11-03"]), [2.0, np.nan, 1, 3]),
     ],
 )
 def test_the_order_is_read_from_the_batch_s_table(
