@@ -19,6 +19,7 @@ from raypipe.registry.quality_parts import value
 from raypipe.registry.store import Store, open_store
 from raypipe.serve import evaluation, evaluation_page
 from raypipe.serve.evaluation import Evaluation
+from raypipe.tables.address import resolve
 from raypipe.tables.table import Columns, ImageTable, TableConfig, TableVersion
 from raypipe.work import find
 from raypipe.work.model import Model
@@ -99,9 +100,15 @@ def evaluate(job: Job, show: Show) -> Evaluated:
     cfg = job.evaluate
     # A wrong address must not cost a cluster start.
     source = cfg.table or job.table
-    ImageTable.open(source).pin(source.version)
+    ImageTable(resolve(source.uri), storage_options=source.storage_options).pin(source.version)
     # A model that is not there leaves nothing behind.
     model = model_of(find.looked_at(job), cfg.model)
+    if cfg.table is not None:
+        # Which columns count is the model's to say.
+        source = cfg.table.model_copy(
+            update={"columns": columns_of(cfg.table, model.package, job.table)}
+        )
+    ImageTable.open(source)
     store = open_store(job.run, job.registry, job.artifacts)
     connect(job.cluster)
     # Without a table of its own, the evaluation is of images that the search did not see.
@@ -116,8 +123,7 @@ def evaluate(job: Job, show: Show) -> Evaluated:
                 fix="Name a labelled table: evaluate.table.uri=…",
             )
     else:
-        columns = columns_of(cfg.table, model.package)
-        table = ImageTable.open(cfg.table.model_copy(update={"columns": columns}))
+        table = ImageTable.open(source)
         version, where = table.pin(cfg.table.version), cfg.table.where
     caution = _of_training_images(table, version, where, model.package)
     if caution:
@@ -169,12 +175,18 @@ def model_of(store: Store, wanted: str | None) -> Model:
     return Model(fetching.fetch(store, version), version)
 
 
-def columns_of(source: TableConfig, package: Package) -> Columns:
-    """The columns that the user names; else those of the table that the model was trained on."""
+def columns_of(source: TableConfig, package: Package, named: TableConfig) -> Columns:
+    """The columns that the user names; else those of the table that the model was trained on.
+
+    named: the job's own table. `evaluate(MODEL, TABLE, label=…)` names the columns there.
+    """
     if "columns" in source.model_fields_set:
         return source.columns
     own = package.info.get("config", {}).get("table", {}).get("columns")
-    return Columns.model_validate(own) if own else source.columns
+    columns = Columns.model_validate(own) if own else source.columns
+    if resolve(named.uri) != resolve(source.uri):
+        return columns
+    return columns.model_copy(update=named.columns.model_dump(exclude_unset=True))
 
 
 def _of_training_images(
@@ -187,8 +199,11 @@ def _of_training_images(
     good then. "": nothing."""
     trained_on = package.info.get("table", {})
     prepared_from = trained_on.get("prepared_from", "").rpartition("@v")[0]
-    # A prepared table and its source have the same images.
-    if not {trained_on.get("uri"), prepared_from} & {*version.uris}:
+    # By its id: one table has many addresses. An older package has the address alone. A prepared
+    # table and its source have the same images.
+    made = package.info.get("made", {}).get("table_id")
+    is_same = bool(made) and made == version.table_id
+    if not is_same and not {trained_on.get("uri"), prepared_from} & {*version.uris}:
         return ""
     column = table.columns.split
     names = {field.name for field in table.at(version).schema().fields}

@@ -320,3 +320,43 @@ def test_a_named_model_is_the_same_evaluation_where_it_was_submitted(
     assert cli("evaluate", *overrides)[0] == 0
     assert asked[1] == asked[0] and config is None
     assert {'evaluate.table.uri="tables/my night"', words[2]} <= {*overrides}
+
+
+def test_the_columns_are_the_models_or_those_that_are_named(
+    cli: Cli, run: Path, night: tuple[str, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """`label=` and `image=` were ignored, and a table without a column `image` was refused."""
+    rows = pa.Table.from_pylist(night[1])
+    says = rows["label"].to_pylist()
+    other = pa.array([{"warm": "cold", "cold": "warm"}.get(one, one) for one in says])
+    odd = rows.rename_columns(["photo" if n == "image" else n for n in rows.column_names])
+    uri = str(tmp_path / "odd")
+    write_deltalake(uri, odd.append_column("checked", other))
+    named, own = "models:/photos@champion", f"run.dir={run / 'run'}"
+
+    def accuracy(*words: str) -> float:
+        code, out, err = cli("evaluate", named, *words, own, "--json")
+        assert code == 0, err
+        return float(json.loads(out)["metrics"]["accuracy"])
+
+    right = accuracy(night[0])
+    assert accuracy(uri, "table.columns.image=photo") == pytest.approx(right)
+    wrong = accuracy(uri, "table.columns.image=photo", "table.columns.label=checked")
+    assert wrong == pytest.approx(1 - right)
+    found = raypipe.evaluate(
+        named, uri, label="checked", image="photo", run={"dir": str(run / "run")}
+    )
+    assert found.summary()["metrics"]["accuracy"] == pytest.approx(wrong)
+
+
+def test_training_images_are_named_whatever_their_table_is_called(
+    cli: Cli, run: Path, tmp_path: Path
+) -> None:
+    """By another address the warning was gone."""
+    (tmp_path / "link").symlink_to(run / "photos")
+    for uri in (run / "photos", run / "run" / ".." / "photos", tmp_path / "link"):
+        words = ("evaluate", "models:/photos@champion", uri, f"run.dir={run / 'run'}", "--json")
+        code, out, err = cli(*words)
+        assert code == 0 and "was trained on images of this table" in json.loads(out)["caution"], (
+            err
+        )

@@ -13,6 +13,7 @@ from raypipe.serve import batch, since
 from raypipe.serve.links import links
 from raypipe.serve.workers import Reading
 from raypipe.tables import between
+from raypipe.tables.address import resolve
 from raypipe.tables.between import Rows
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.work.dry_run.at import At
@@ -122,14 +123,15 @@ def evaluate(at: At) -> Planned:
     job = at.job
     source = job.evaluate.table
     # A wrong table comes before a wrong model, as in the verb.
-    ImageTable.open_pinned(source or job.table)
+    named = source or job.table
+    ImageTable(resolve(named.uri), storage_options=named.storage_options).pin(named.version)
     model = _model(at, job.evaluate.model)
     if source is None:
         # The test split of the job's own table.
         pinned = pin(job.table, job.feed, kind=model.package.task.kind)
         table, version, where = pinned.table, pinned.version, pinned.rows_of(job.feed.test)
     else:
-        columns = columns_of(source, model.package)
+        columns = columns_of(source, model.package, job.table)
         table, version = ImageTable.open_pinned(source.model_copy(update={"columns": columns}))
         where = source.where
     rows = between.selected(table, version, where)
