@@ -30,6 +30,15 @@ def resolve(uri: str) -> str:
         _refuse_folder(unquote(uri.removeprefix("file://")))
     if "://" in uri:
         return uri
+    scheme = re.match(r"([A-Za-z][\w+.-]+):/(?!/)", uri)
+    if scheme and not is_there(uri):
+        # As Spark and Databricks write it.
+        raise DataError(
+            "This is no address of a table",
+            got=uri,
+            rule=f"{scheme[1]}:/ with one slash would be a folder of the working directory",
+            fix=f"A path of this machine: /…; of DBFS: /dbfs/…; of a store: {scheme[1]}://…",
+        )
     # An empty address would mean the working directory, whatever lies there.
     if not uri.strip():
         raise DataError(

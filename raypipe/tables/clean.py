@@ -43,7 +43,7 @@ log = logging.getLogger("raypipe")
 # 0.9994 at most.
 EXACT = 0.99995
 # Of a group of duplicates "clean 2" kept the first in id order, labelled or not.
-RULES, RULES_BEFORE = "clean 3", ("clean 2",)
+RULES, RULES_BEFORE = "clean 4", ("clean 3", "clean 2")
 # fastdup lists pairs from this similarity on.
 LEAST_SIMILARITY = 0.9
 
@@ -184,7 +184,7 @@ def _judge(
         else:
             rows.append(verdicts.row(seen, "broken"))
     if len(readable) >= LEAST:
-        report = _call_fastdup(pngs)
+        report = _with_copies(_call_fastdup(pngs), pngs)
         rows += _verdicts(readable, report, cfg)
     else:
         log.warning(
@@ -323,6 +323,20 @@ def _duplicates(
             verdict, limit = "exact_duplicate", EXACT
         rows.append(verdicts.row(images[b], verdict, images[a].image_id, similarity, limit))
     return rows
+
+
+def _with_copies(report: dict[str, np.ndarray], pngs: list[bytes]) -> dict[str, np.ndarray]:
+    """The report with a pair of each copy and the first one, before fastdup's pairs.
+
+    fastdup names the five nearest of an image: of more copies, some would not be paired with one
+    that stays.
+    """
+    first: dict[str, int] = {}
+    pairs = [(first.setdefault(_sha256(png), n), n) for n, png in enumerate(pngs)]
+    copies = np.array([(a, b) for a, b in pairs if a != b], np.int64).reshape(-1, 2)
+    exact = np.ones(len(copies), np.float32)
+    more = {"pair_a": copies[:, 0], "pair_b": copies[:, 1], "pair_similarity": exact}
+    return report | {name: np.concatenate([new, report[name]]) for name, new in more.items()}
 
 
 def _sha256(data: bytes) -> str:

@@ -42,6 +42,8 @@ class Cleaning:
     def text(self) -> str:
         """In words."""
         counts = ", ".join(f"{n:,} {name}" for name, n in self.verdicts.items()) or "nothing"
+        if self.state == "cleaned" and not self.images:
+            return f"Cleaned by {self.policy}; how many images were dropped is not known"
         if self.state == "cleaned":
             return (
                 f"Cleaned: of {self.images:,} images of {self.judged} {self.dropped:,} were "
@@ -68,6 +70,9 @@ def of(table: ImageTable, version: TableVersion, was: Cleaning | None = None) ->
     try:
         # One that was cleaned itself, too, says what it is.
         is_own = not version.origin or _of(table, version).state in ("cleaned", "judged")
+        if version.origin and was is not None and was.judged:
+            # What was said of the source is compared with what is said of the source.
+            is_own = was.judged.rpartition("@v")[0] == version.uri
         if not is_own:
             uri, _, number = version.origin.rpartition("@v")
             table = ImageTable(resolve(uri), storage_options=table.storage_options)

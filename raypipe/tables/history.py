@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,12 @@ class _Log:
     def _listed(self) -> list[tuple[str, int]]:
         """Name and modification time (ns) of every file in the log's folder."""
         if isinstance(self.folder, Path):
-            return [(path.name, path.stat().st_mtime_ns) for path in self.folder.iterdir()]
+            found = []
+            for path in self.folder.iterdir():
+                # A commit that is being written has another name for a moment.
+                with suppress(FileNotFoundError):
+                    found.append((path.name, path.stat().st_mtime_ns))
+            return found
 
         entries = self.store.get_file_info(FileSelector(self.folder))
         # Not every store gives a time.

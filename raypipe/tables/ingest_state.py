@@ -87,7 +87,8 @@ class State:
         self.strata = now.strata
         self.placed = now.placed
         self.split_of = now.split_of
-        self.stored_as = now.stored_as
+        # Images that were verified as known have no bytes: their ids stay.
+        self.stored_as = self.stored_as | now.stored_as
         # What this run added is a duplicate, not present.
         for image_id, in_split in now.known.items():
             if image_id not in self.mine:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
@@ -238,19 +238,23 @@ def _stored_names(stored: pa.Schema, schema: pa.Schema, file: File) -> _Stored:
         # A column that was added after the file was written has no place in it.
         index = position(stored, field)
         if index < 0:
-            _refuse_other_case(stored, field, file)
+            _refuse_other_case(stored, field, schema.names, file)
         stored_name = stored.names[index] if index >= 0 else ""
         if stored_name != field.name:
             names.append((field.name, stored_name))
     return tuple(names)
 
 
-def _refuse_other_case(stored: pa.Schema, field: pa.Field, file: File) -> None:
+def _refuse_other_case(
+    stored: pa.Schema, field: pa.Field, columns: Collection[str], file: File
+) -> None:
     """Raise DataError where the file has the column in other letters: it would read as null.
 
     CONVERT TO DELTA takes such files, and engines that ignore case read both.
     """
-    alike = [name for name in stored.names if name.lower() == field.name.lower()]
+    alike = [
+        name for name in stored.names if name.lower() == field.name.lower() and name not in columns
+    ]
     if alike and not field.metadata:
         raise DataError(
             f"A file calls the column {field.name!r} {alike[0]!r}",

@@ -9,8 +9,10 @@ A record without such a commit means nothing; the next one replaces it.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
+import pyarrow as pa
 from deltalake import DeltaTable
 
 DESCRIPTION = "Made by raypipe table prepare"
@@ -60,21 +62,26 @@ def number_of(delta: DeltaTable) -> int:
 
 def origin_of(delta: DeltaTable) -> Origin | None:
     """The record in force; None for a table that is not prepared, and after a RESTORE, which brings
-    back the rows of an earlier record and not its number.
+    back the rows of an earlier record and not its number, or the record without its rows.
     """
     properties = _properties(delta)
     # Most tables have no such property: nothing else is read of them.
     if not properties:
         return None
     number = number_of(delta)
+    origins: list[Origin] = []
     for text in properties:
-        try:
-            origin = Origin(**json.loads(text))
-        except (ValueError, TypeError):  # of a later raypipe, or edited
-            continue
-        if origin.number == number:
-            return origin
-    return None
+        # One of a later raypipe, or one that was edited, says nothing.
+        with suppress(ValueError, TypeError):
+            origins.append(Origin(**json.loads(text)))
+    mine = next((one for one in origins if one.number == number), None)
+    if mine is None:
+        return None
+    # RESTORE to the commit between a record and its rows brings back the rows before it.
+    counts = pa.table(delta.get_add_actions())["num_records"].to_pylist()
+    rows = mine.rows if None in counts else sum(counts)
+    is_earlier = not rows or any(one.rows == rows for one in origins if one is not mine)
+    return None if rows != mine.rows and is_earlier else mine
 
 
 def is_prepared(delta: DeltaTable) -> bool:

@@ -91,6 +91,8 @@ class RequestLog:
     _known: set[bytes] = field(default_factory=set)
     _known_at: int = -1
     _files: dict[str, bytes] = field(default_factory=dict)
+    # Ids that were appended here since: their files are not in `_files` yet.
+    _mine: set[bytes] = field(default_factory=set)
 
     def add(
         self, images: Mapping[str, Mapping[str, Any]], answers: Sequence[Mapping[str, Any]]
@@ -133,20 +135,23 @@ class RequestLog:
                 retries.pause(attempt)
                 continue
             if uri == self.tables.images:
-                self._known |= {_short(name) for name in rows["image_id"].to_pylist()}
+                self._mine |= {_short(name) for name in rows["image_id"].to_pylist()}
                 self._known_at = after.version()
             return
         raise retries.busy(uri, f"{TRIES} tries")
 
     def _new(self, images: Mapping[str, Mapping[str, Any]], base: DeltaTable | None) -> pa.Table:
         """The rows of images that the table lacks."""
-        if base is not None and base.version() != self._known_at:
+        if base is None:
+            # Somebody has moved or removed it.
+            self._known, self._mine, self._files, self._known_at = set(), set(), {}, -1
+        elif base.version() != self._known_at:
             self._learn(base.version())
             self._known_at = base.version()
         # Each image once, however often and to whichever replica it was sent.
         rows = []
         for sha256, image in images.items():
-            if _short(sha256) in self._known:
+            if _short(sha256) in self._known | self._mine:
                 continue
             names = {"image_id": sha256, "sha256": sha256, "path": _PATH + sha256}
             rows.append({**image, **names, "source": "requests", "bytes": len(image["image"])})
@@ -157,6 +162,8 @@ class RequestLog:
         table = ImageTable(self.tables.images, storage_options=self.options)
         pinned = table.pin(version)
         files = table.snapshot(pinned).paths(table.uri)
+        # Their files are new here, and are read.
+        self._mine = set()
         # Rows were deleted, or files rewritten: what was there may be gone.
         if any(files.get(path) != rows for path, rows in self._files.items()):
             self._known, self._files = set(), {}

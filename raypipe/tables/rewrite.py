@@ -251,8 +251,10 @@ def _swap_files(
     for add in pa.table(base.get_add_actions(flatten=True)).to_pylist():
         logged[placed.name(add["path"])] = add
 
-    # With column mapping the log calls the columns of partitions by their physical names.
-    called = {field.name: casting.physical_name(field) for field in schema}
+    # With column mapping the log calls the columns of partitions by their physical names, also if
+    # files are mapped by id: `schema` has only what finds a column in a file.
+    fields = pa.schema(base.schema().to_arrow()) if casting.is_mapped(schema) else schema
+    called = {field.name: casting.physical_name(field) for field in fields}
 
     now_ms = int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = []

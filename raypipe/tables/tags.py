@@ -122,7 +122,10 @@ def change(
 def set_property(delta: DeltaTable, key: str, value: str, why: CommitProperties) -> None:
     """Write one property in one commit directly after this version of the table."""
     why = CommitProperties(custom_metadata=why.custom_metadata, max_commit_retries=0)
-    if not delta.protocol().reader_features:
+    columns = delta.schema().fields
+    # What columns hold is read last: also after the table has lost its reader features.
+    has_some = any(name.startswith(PREFIX) for column in columns for name in column.metadata)
+    if not delta.protocol().reader_features and not has_some:
         delta.alter.set_table_properties(
             {key: value}, raise_if_not_exists=False, commit_properties=why
         )
@@ -130,7 +133,6 @@ def set_property(delta: DeltaTable, key: str, value: str, why: CommitProperties)
     # On a table with reader features deltalake 1.6 adds `variantType` to the protocol whenever it
     # sets a table property. That shuts out older readers for good. The metadata of a column travels
     # with the table as well, so it is used instead.
-    columns = delta.schema().fields
     chosen = columns[0]
     for column in reversed(columns):
         # A column that has tags already keeps all of them.

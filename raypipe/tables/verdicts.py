@@ -124,8 +124,8 @@ def read(
     images: str, judged: TableVersion, policy: str, storage_options: dict[str, str] | None = None
 ) -> Rows | None:
     """The verdicts on this version under this policy; None if it was not judged yet."""
-    rows = _rows(images, {"table": str(judged), "policy": policy}, storage_options)
-    rows = _of_table(rows, judged.table_id)
+    rows = _rows(images, {"policy": policy}, storage_options)
+    rows = _of_versions(_of_table(rows, judged.table_id), [str(judged)])
     if not rows:
         return None
     return [row for row in rows if row["verdict"] != JUDGED]
@@ -137,12 +137,20 @@ def about(
     """All rows about these versions (uri@vN) under any policy, JUDGED ones too. table_id: of the
     table that is there now; verdicts on an earlier one at its address are left out.
     """
-    return _of_table(_rows(images, {"table": judged}, storage_options), table_id)
+    rows = _of_table(_rows(images, {}, storage_options), table_id)
+    return _of_versions(rows, judged)
 
 
 def _of_table(rows: Rows, table_id: str) -> Rows:
     """Rows about this table ("": any); those of an older raypipe do not say about which."""
     return [row for row in rows if not table_id or row["table_id"] in (None, "", table_id)]
+
+
+def _of_versions(rows: Rows, versions: list[str]) -> Rows:
+    """Rows about these versions, by their numbers: the table may have been moved, with its
+    verdicts, and have another address now."""
+    numbers = {one.rpartition("@v")[2] for one in versions}
+    return [row for row in rows if (row["table"] or "").rpartition("@v")[2] in numbers]
 
 
 def dropped_ids(

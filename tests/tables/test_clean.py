@@ -418,3 +418,17 @@ def test_a_column_of_nulls_is_of_nulls(lacks: str, tmp_path: Path, textured: Dra
     assert (broken["image_id"], broken["sha256"]) == (
         (None, named(b"no image")) if lacks == "image_id" else ("a", None)
     )
+
+
+def test_of_many_copies_one_stays() -> None:
+    """fastdup names the five nearest of an image: of more copies, some had no pair with it."""
+    seen = [verdicts.Seen(f"i{n}", "f", n, "h") for n in range(43)]
+    pngs = [b"x"] * 40 + [b"y", b"z", b"y"]
+    nothing = {name: np.array([], np.int64) for name in ("pair_a", "pair_b")}
+    nothing["pair_similarity"] = np.array([], np.float32)
+    found = room._duplicates(seen, room._with_copies(nothing, pngs), CleanConfig())
+    assert {row["image_id"]: row["partner"] for row in found} == {
+        **{f"i{n}": "i0" for n in range(1, 40)},
+        "i42": "i40",
+    }
+    assert {row["verdict"] for row in found} == {"exact_duplicate"}

@@ -564,3 +564,18 @@ def test_a_condition_on_a_class_finds_its_spellings_in_both_forms(
     append(str(tmp_path / "n"), numbered, "add")
     said = cli("table", "export", tmp_path / "n", tmp_path / out, "--where", "label=1", "--json")
     assert json.loads(said[1])["rows"] == 2, said
+
+
+def test_a_setting_in_the_place_of_out_is_no_file(table: Path, tmp_path: Path, cli: Cli) -> None:
+    """All rows were written into a folder of this name."""
+    config = tmp_path / "c.yaml"
+    config.write_text(json.dumps({"table": {"uri": str(table)}}))
+    word = "table.where.split=test"
+    for command in (
+        ("table", "export", config, word),
+        ("table", "prepare", config, word),
+        ("export", "onnx", config, word),
+    ):
+        code, _, err = cli(*command)
+        assert code == 2 and "is missing" in err and "no place" in err, command
+    assert not Path(word).exists()

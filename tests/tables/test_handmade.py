@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from raypipe.errors import DataError
 from raypipe.tables import fragment, scan
-from raypipe.tables.table import ImageTable
+from raypipe.tables.table import ImageTable, append
 from tests.tables import handmade as by_hand
 
 N = 1000
@@ -507,3 +507,38 @@ def test_a_column_in_other_letters_is_refused_and_not_read_as_null(table: Path) 
     by_hand.commit(table, by_hand.protocol(reader=1, writer=2), by_hand.metadata(FIELDS), *adds)
     with pytest.raises(DataError, match=r"calls the column 'x' 'X' .*b\.parquet"):
         read(table, "x")
+
+
+def test_a_tag_moves_after_the_table_has_lost_its_reader_features(table: Path) -> None:
+    """DROP FEATURE: tags that columns hold were read, and those of the table were written."""
+    feature = by_hand.protocol("deletionVectors")
+    added = by_hand.add(table, numbered(0, 5), "a.parquet")
+    by_hand.commit(table, feature, by_hand.metadata(FIELDS), added)
+    opened = ImageTable(str(table))
+    opened.tag("clean", 0)
+    by_hand.commit(table, by_hand.protocol(reader=1, writer=2))
+    opened.tag("clean", 1, move=True)
+    assert opened.tags() == {"clean": 1}
+    opened.untag("clean")
+    assert opened.tags() == {}
+
+
+def test_a_file_that_vanishes_while_the_log_is_listed_is_no_error(table: Path) -> None:
+    """A commit that is being written has another name for a moment."""
+    added = by_hand.add(table, numbered(0, 5), "a.parquet")
+    by_hand.commit(table, by_hand.protocol(reader=1, writer=2), by_hand.metadata(FIELDS), added)
+    (table / "_delta_log" / f"{1:020}.json#1").symlink_to(table / "gone")
+    assert len(ImageTable(str(table)).commits()[1]) == 1
+
+
+@pytest.mark.parametrize("uri", ["dbfs:/mnt/t", "file:/data/t", "s3:/b/t"])
+def test_an_address_with_one_slash_is_no_folder_here(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Spark writes it: the rows were on the driver's own disk, and went with it."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="with one slash would be a folder"):
+        ImageTable(uri)
+    with pytest.raises(DataError, match="with one slash would be a folder"):
+        append(uri, numbered(0, 1), "add")
+    assert not list(tmp_path.iterdir())

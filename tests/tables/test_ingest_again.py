@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from raypipe.errors import ConfigError, DataError
 from raypipe.images import decode
 from raypipe.tables import quarantine, scan, verdicts, versions
 from raypipe.tables.ingest import IngestConfig, IngestResult, ingest, quarantine_uri, understand
+from raypipe.tables.ingest_state import State, decide, with_ids
+from raypipe.tables.near_duplicates import Groups
 from raypipe.tables.schema import SCHEMA
 from raypipe.tables.table import ImageTable, TableConfig, append
 from raypipe.tables.verify import SCHEMA as VERIFIED
@@ -311,3 +314,13 @@ def test_an_image_that_no_reader_would_take_is_not_accepted(
     done = take(table, folder, lines(), max_pixels=10_000)
     assert (done.accepted, done.reasons["too_large"]) == (5, 1)
     assert take(table, folder, lines(), max_pixels=10_000, max_side=16).accepted == 1
+
+
+def test_an_image_that_a_rival_cleaned_away_while_it_was_ingested_is_counted() -> None:
+    """It was verified as known, so it has no bytes: the ingest ended in a TypeError."""
+    now = State(None, {"big": "train"}, set(), Groups(), None, Counter(), stored_as={"s": "big"})
+    now.renew(State(None, {}, set(), Groups(), None, Counter()))
+    row = dict.fromkeys(VERIFIED.names) | {"image_id": "s"}
+    chunk = with_ids(pa.Table.from_pylist([row], VERIFIED), now)
+    cfg = validate(IngestConfig, {"from": {"images": "x"}})
+    assert decide([chunk], cfg, now).counts.present == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,3 +140,63 @@ def test_labels_beside_class_folders_are_not_read_and_named(tmp_path: Path) -> N
     cfg = made(tmp_path, [*CLASSES, "labels.csv"])
     assert f"labels.csv is not read (ingest.from.labels={tmp_path}" in candidates(cfg).layout
     assert "labels.csv" not in candidates(made(tmp_path / "other", CLASSES)).layout
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["_delta_log/0.json", "a.parquet"], "delta"),
+        (["a.parquet", "b.parquet", "c.txt"], "parquet"),
+        (["a.tar"], "tar"),
+    ],
+)
+def test_a_folder_without_an_image_is_perhaps_of_another_kind(
+    names: list[str], kind: str, tmp_path: Path
+) -> None:
+    """The way out was to ingest it without labels."""
+    with pytest.raises(DataError, match=rf"no image in this folder.*ingest\.from\.kind={kind}"):
+        candidates(made(tmp_path, names))
+
+
+def test_a_file_is_no_folder_of_images(tmp_path: Path) -> None:
+    file = tmp_path / "photos.zip"
+    file.write_bytes(b"PK")
+    with pytest.raises(DataError, match="This is a file, and no folder of images"):
+        candidates(SourceConfig(images=str(file)))
+
+
+def test_names_are_found_in_whatever_way_letters_are_composed(tmp_path: Path) -> None:
+    """An archive of macOS beside a CSV of Linux: the file is there, and was called missing."""
+    apart, whole = (unicodedata.normalize(form, "ä.png") for form in ("NFD", "NFC"))
+    cfg = made(tmp_path / "one", [apart])
+    (tmp_path / "labels.csv").write_text(f"file,label\n{whole},x\n")
+    named = SourceConfig(images=cfg.images, labels=str(tmp_path / "labels.csv"))
+    assert read(named) == {apart: ("x", None)}
+    # Two files whose names look alike are two.
+    both = made(tmp_path / "two", [apart, whole])
+    (tmp_path / "labels.csv").write_text(f"file,label\n{whole},x\n{apart},y\n")
+    named = SourceConfig(images=both.images, labels=str(tmp_path / "labels.csv"))
+    assert read(named) == {apart: ("y", None), whole: ("x", None)}
+
+
+@pytest.mark.parametrize(("mark", "named"), [(";", "semicolons"), ("\t", "tabs")])
+def test_a_csv_of_other_marks_says_so(mark: str, named: str, tmp_path: Path) -> None:
+    """ "Did you mean 'file;label'?" """
+    cfg = made(tmp_path / "one", ["a.png"])
+    (tmp_path / "labels.csv").write_text(f"file{mark}label\na.png{mark}x\n")
+    with pytest.raises(DataError, match=rf"no column 'file': {named} separate its fields"):
+        candidates(SourceConfig(images=cfg.images, labels=str(tmp_path / "labels.csv")))
+
+
+def test_splits_that_are_not_read_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other splits were drawn, without a word: test images of the source were trained on."""
+    cfg = made(tmp_path / "one", ["a.png"])
+    (tmp_path / "labels.csv").write_text("file,label,split\na.png,x,test\n")
+    named = {"images": cfg.images, "labels": str(tmp_path / "labels.csv")}
+    assert read(SourceConfig(**named)) == {"a.png": ("x", None)}
+    assert "ingest.from.split_column=split keeps its splits" in caplog.text
+    caplog.clear()
+    assert read(SourceConfig(**named, split_column="split")) == {"a.png": ("x", "test")}
+    assert caplog.text == ""

@@ -170,3 +170,18 @@ def test_verdicts_of_an_older_raypipe_still_count(
     judge(table, 1, "new")
     own = str(DeltaTable(table.uri).metadata().id)
     assert verdicts.dropped_ids(table.uri, own, {"old"}) == {"i0", "i1"}
+
+
+def test_a_table_that_was_moved_with_its_verdicts_is_cleaned_as_before(
+    table: ImageTable, tmp_path: Path
+) -> None:
+    """ "Of 0 images 0 were dropped": verdicts were found by their table's address."""
+    raw = table.pin()
+    rewrite.drop(table, raw, judge(table, 2), f"clean p of v{raw.version}")
+    Path(table.uri).rename(tmp_path / "t2")
+    Path(verdicts.uri_of(table.uri)).rename(verdicts.uri_of(str(tmp_path / "t2")))
+    moved = ImageTable(str(tmp_path / "t2"))
+    said = cleaned.of(moved, moved.pin())
+    assert (said.state, said.images, said.dropped) == ("cleaned", 6, 2)
+    shutil.rmtree(verdicts.uri_of(moved.uri))
+    assert "of 0 images" not in cleaned.of(moved, moved.pin()).text()

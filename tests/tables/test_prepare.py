@@ -368,3 +368,35 @@ def test_nothing_is_ingested_into_a_prepared_table(
     with pytest.raises(DataError, match=r"made by raypipe table prepare.*Ingest into the source"):
         ingest(TableConfig(uri=place.uri), cfg)
     assert ImageTable.open(place).pin() == before
+
+
+def test_what_was_said_of_the_source_stays_when_the_prepared_table_is_judged(
+    src: TableConfig, tmp_path: Path
+) -> None:
+    source = ImageTable.open(src)
+    judged = source.pin()
+    verdicts.write(source.uri, judged, "p", "r", [], 200, None)
+    place = TableConfig(uri=str(tmp_path / "small"), columns=src.columns)
+    prepare(src, place.uri, Shape(16))
+    table = ImageTable.open(place)
+    was = cleaned.of(table, table.pin())
+    assert (was.state, was.judged) == ("judged", str(judged))
+    verdicts.write(table.uri, table.pin(), "p", "r", [], 200, None)
+    assert cleaned.of(table, table.pin(), was) == was
+
+
+@pytest.mark.parametrize("commits", [0, 1])
+def test_a_record_without_its_rows_claims_nothing(
+    commits: int, src: TableConfig, tmp_path: Path
+) -> None:
+    """RESTORE to "one version back" is to the record, whose rows came with the next commit."""
+    place = str(tmp_path / "small")
+    prepare(src, place, Shape(16))
+    first = DeltaTable(place).version()
+    append(src.uri, rows([b"junk"], 203), "more")
+    prepare(src, place, Shape(16))
+    # Before the first rows, or before those that were appended.
+    DeltaTable(place).restore(first + 1 if commits else first - 1)
+    assert ImageTable(place, src.columns).pin().origin == ""
+    with pytest.raises(DataError, match="does not say any more what it was made from"):
+        prepare(src, place, Shape(16))

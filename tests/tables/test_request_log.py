@@ -74,3 +74,16 @@ def test_an_image_that_was_deleted_may_come_again(tmp_path: Path) -> None:
     DeltaTable(str(tmp_path / "images")).optimize.compact()
     add(one, 0, 1, 2, 3)
     assert sorted(stored(tmp_path)) == sorted(sha256(image).hexdigest() for image in IMAGES[:4])
+
+
+def test_what_a_server_stored_itself_may_be_deleted_or_moved_away(tmp_path: Path) -> None:
+    """It knew the image, so it never stored it again: labels that came back were of no image."""
+    log = RequestLog(RequestTables.below(str(tmp_path)))
+    add(log, 0, 1)
+    gone = sha256(IMAGES[1]).hexdigest()
+    DeltaTable(str(tmp_path / "images")).delete(f"image_id = '{gone}'")
+    add(log, 1)
+    assert sorted(stored(tmp_path)) == sorted(sha256(image).hexdigest() for image in IMAGES[:2])
+    (tmp_path / "images").rename(tmp_path / "archive")
+    add(log, 0)
+    assert stored(tmp_path) == [sha256(IMAGES[0]).hexdigest()]

@@ -186,13 +186,15 @@ def test_values_change_in_their_rows_alone_and_a_rival_is_noticed(tmp_path: Path
     assert (info["raypipe"], info["raypipe.relabelled"]) == ("relabel", "3")
 
 
-def test_partitions_of_mapped_columns_keep_their_values(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mapped_by", ["name", "id"])
+def test_partitions_of_mapped_columns_keep_their_values(mapped_by: str, tmp_path: Path) -> None:
     """The log calls them by their physical names: under the table's names they read as null."""
     fields = [by_hand.column("n", "long", 1, "col-1"), by_hand.column("p", "string", 2, "col-2")]
-    mode = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "2"}
+    mode = {"delta.columnMapping.mode": mapped_by, "delta.columnMapping.maxColumnId": "2"}
     adds = []
     for i, part in enumerate(["one", "a b=c/ü", None]):
-        numbers = pa.table({"col-1": pa.array(range(3 * i, 3 * i + 3), pa.int64())})
+        known = pa.field("col-1", pa.int64(), metadata={"PARQUET:field_id": "1"})
+        numbers = pa.table([pa.array(range(3 * i, 3 * i + 3))], schema=pa.schema([known]))
         adds.append(by_hand.add(tmp_path, numbers, f"{i}.parquet", **{"col-2": part}))
     schema = by_hand.metadata(fields, ["p"], **mode)
     by_hand.commit(tmp_path, by_hand.protocol("columnMapping"), schema, *adds)

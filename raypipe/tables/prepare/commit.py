@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
@@ -68,7 +68,7 @@ def _commit(work: Work, plan: Plan, made: list[Made], run: str) -> DeltaTable:
     base.create_write_transaction(
         actions,
         "overwrite" if plan.anew else "append",
-        own if is_same else Schema.from_arrow(schema),
+        own if is_same else _with_metadata(Schema.from_arrow(schema), own),
         commit_properties=CommitProperties(
             custom_metadata={**(why.custom_metadata or {}), ADDED: added},
             max_commit_retries=0,
@@ -76,6 +76,17 @@ def _commit(work: Work, plan: Plan, made: list[Made], run: str) -> DeltaTable:
         ),
     )
     return DeltaTable(work.dst, version=base.version() + 1, storage_options=work.options)
+
+
+def _with_metadata(new: Schema, own: Schema) -> Schema:
+    """Columns may hold the record, and tags: see tags.set_property."""
+    held = {field.name: field.metadata for field in own.fields}
+    return Schema(
+        [
+            Field(one.name, one.type, nullable=one.nullable, metadata=held.get(one.name))
+            for one in new.fields
+        ]
+    )
 
 
 def _why(work: Work) -> CommitProperties:

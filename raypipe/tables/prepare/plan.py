@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from raypipe import stores
 from raypipe.config import key_of
 from raypipe.errors import DataError
 from raypipe.images.smaller import Shape
@@ -100,7 +101,7 @@ def address(dst: str, src: str) -> str:
 
 def _real(uri: str) -> str:
     """Without links and closing slashes."""
-    path = uri.removeprefix("file://")
+    path = stores.local(uri)
     return uri.rstrip("/") if "://" in path else os.path.realpath(path)
 
 
@@ -115,7 +116,7 @@ def _same(dst: str) -> DataError:
 
 def _refuse_files(dst: str) -> None:
     """Raise DataError for a local place with files of somebody else."""
-    folder = Path(dst.removeprefix("file://"))
+    folder = Path(stores.local(dst))
     if "://" in str(folder) or not folder.exists() or (folder / FOLDER).exists():
         return
     if not folder.is_dir() or any(folder.iterdir()):

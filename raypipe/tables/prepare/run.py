@@ -25,6 +25,7 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from raypipe import stores
 from raypipe.cluster.folder import require_shared
 from raypipe.config import key_of
 from raypipe.errors import DataError
@@ -113,7 +114,7 @@ def _make(work: Work, planned: Plan, tasks: int | None, progress: Progress) -> P
     done = _begun(staged) if cut else {}
     missing = [part for part in cut if part.number not in done]
     shared = len(done)
-    if missing and "://" not in work.dst.removeprefix("file://"):
+    if missing and "://" not in stores.local(work.dst):
         _require_shared(work.dst)
 
     total = sum(part.rows for part in cut)
@@ -144,7 +145,7 @@ def _begun(staged: Staged) -> dict[int, Made]:
 
 def _require_shared(dst: str) -> None:
     """Before hours of work, and not at their end."""
-    folder = Path(dst.removeprefix("file://"))
+    folder = Path(stores.local(dst))
     fix = "Name a folder that all nodes share, or an object store"
     require_shared(folder, {"CPU": 1}, "DST", fix)
 

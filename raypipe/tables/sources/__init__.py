@@ -209,5 +209,11 @@ def _root(cfg: SourceConfig, table: Path | None) -> Path:
 
 
 def _missing(cfg: SourceConfig) -> DataError:
+    if cfg.kind in ("folder", "paths") and cfg.images and Path(cfg.images).expanduser().is_file():
+        return DataError(
+            "This is a file, and no folder of images",
+            got=cfg.images,
+            fix="Unpack it, or name what it is: ingest.from.kind (tar, parquet)",
+        )
     what = "image folder" if cfg.kind in ("folder", "paths") else f"{cfg.kind} source"
     return DataError(f"The {what} does not exist", got=cfg.images, fix="Set ingest.from.images")

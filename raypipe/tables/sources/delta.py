@@ -18,7 +18,7 @@ from raypipe.tables.sources import inside
 from raypipe.tables.sources.candidate import Candidate, Part, Read
 from raypipe.tables.sources.columns import SourceColumns, candidates, value
 from raypipe.tables.sources.fence import Fence
-from raypipe.tables.sources.labels import require
+from raypipe.tables.sources.labels import require, tell_of_split
 from raypipe.tables.table import Columns, ImageTable, TableConfig, TableVersion
 
 ROWS_A_CALL = 1024
@@ -73,6 +73,7 @@ def row_groups(
     # Check columns and files before any of them is read.
     schema = pa.schema(table.at(pinned).schema().to_arrow())
     columns.check(pinned, schema)
+    tell_of_split(pinned, schema.names, columns.label_and_split)
     require(pinned, schema.names, *where)
     inside.require(table, pinned, fence)
 

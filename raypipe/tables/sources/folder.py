@@ -11,6 +11,7 @@ and changes nothing. A layout with two possible meanings is refused: class folde
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from pathlib import Path, PurePosixPath
 
@@ -31,6 +32,7 @@ SPLITS = {
     "test": "test",
 }
 LABELS = "labels.csv"
+KINDS = {".parquet": "parquet", ".pq": "parquet", ".tar": "tar", ".arrow": "huggingface"}
 _NOT_UTF8 = "the file's name is not UTF-8; rename it"
 _MOVE = (
     "Move the images, set ingest.from.labels to a table with columns file,label, "
@@ -61,16 +63,46 @@ def all_files(
         )
 
     if labels is not None:
+        labels = _as_on_disk(labels, files)
         missing = sorted(set(labels) - set(files))
         _require_no_missing(missing, len(labels), fence, str(table))
         layout = f"the labels of {table}"
     else:
         images = [name for name, file in files.items() if file.image]
+        if labelled and not images:
+            raise _no_image(root, files)
         labels, layout = _labels_of_folders(images, labelled)
         if labels and LABELS in files:
             layout += f"; {LABELS} is not read (ingest.from.labels={root / LABELS} reads it)"
     candidates = [_candidate(name, file, labels, task) for name, file in files.items()]
     return [Part(Files(fence), candidates)], layout
+
+
+def _as_on_disk(labels: Labels, files: dict[str, File]) -> Labels:
+    """The names as the folder spells them: macOS and Linux write é with other code points."""
+    composed: dict[str, list[str]] = {}
+    for name in files:
+        composed.setdefault(unicodedata.normalize("NFC", name), []).append(name)
+    found: Labels = {}
+    for name, given in labels.items():
+        same = composed.get(unicodedata.normalize("NFC", name), [])
+        is_other = name not in files and len(same) == 1 and same[0] not in labels
+        found[same[0] if is_other else name] = given
+    return found
+
+
+def _no_image(root: Path, files: dict[str, File]) -> DataError:
+    """The error for a folder without an image: often it is a source of another kind."""
+    endings = Counter(PurePosixPath(name).suffix.lower() or name for name in files)
+    kind = next((KINDS[one] for one, _ in endings.most_common() if one in KINDS), "")
+    if "." in files and files["."].reason == "table":
+        kind = "delta"
+    return DataError(
+        "There is no image in this folder",
+        got=f"{root}: {dict(endings.most_common(3))}",
+        rule="ingest.from.kind=folder reads image files",
+        fix=f"Set ingest.from.kind={kind}" if kind else "Check ingest.from.images",
+    )
 
 
 def named_files(labels: Labels, table: str, task: Kind, fence: Fence) -> list[Part]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import posixpath
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -103,6 +104,21 @@ def _require_same(
         )
 
 
+SPLIT = "split"
+log = logging.getLogger("raypipe")
+
+
+def tell_of_split(table: object, have: Sequence[str], read: Sequence[str | None]) -> None:
+    """Say so if there is a column of splits that nobody asked for: other splits are drawn."""
+    if SPLIT in have and SPLIT not in read:
+        log.warning(
+            "%s has a column %r, which is not read: ingest.from.split_column=%s keeps its splits",
+            table,
+            SPLIT,
+            SPLIT,
+        )
+
+
 def require(table: object, have: list[str], *columns: str | None) -> None:
     """Raise DataError for a column that is missing or repeated. None is skipped."""
     for column in columns:
@@ -175,7 +191,16 @@ def _csv(path: Path, columns: list[str]) -> Iterator[Row]:
         # strict: without it, a quote that is never closed swallows the rest of the file.
         reader = csv.reader(lines, strict=True)
         header = next(reader, [])
+        for mark, named in ((";", "semicolons"), ("\t", "tabs")):
+            if len(header) == 1 and mark in header[0]:
+                raise DataError(
+                    f"{path} has no column {columns[0]!r}: {named} separate its fields",
+                    got=header[0],
+                    rule="Commas separate the fields of a CSV",
+                    fix="Save it with commas, as JSON lines or as Parquet",
+                )
         require(path, header, *columns)
+        tell_of_split(path, header, columns)
         for row in reader:
             if not row:  # an empty line
                 continue
@@ -218,6 +243,7 @@ def _json_lines(path: Path, columns: list[str]) -> Iterator[Row]:
             yield row
     # A label may be missing in some lines, not in all.
     require(path, sorted(seen), *columns)
+    tell_of_split(path, sorted(seen), columns)
 
 
 def json_of(text: str | bytes) -> Any:
