@@ -28,7 +28,7 @@ from raypipe.cli.console import Console
 from raypipe.cluster import connect
 from raypipe.config import load as load_config
 from raypipe.config import merge, set_field
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, closest
 from raypipe.job import Job
 from raypipe.registry import theirs
 from raypipe.work import find, verbs
@@ -41,6 +41,7 @@ from raypipe.work.results.models import Searched, Trained
 from raypipe.work.results.watching import Drifted, Retrained, Waited
 
 PathLike = str | Path
+ARGUMENTS = ["table", "label", "image", "config", "overrides"]
 
 
 def ingest(
@@ -51,7 +52,13 @@ def ingest(
     **settings: Any,
 ) -> Ingested:
     """Add images to a Delta table. Without `labels`, a table of labels, folders are the labels."""
-    given = {"ingest.from.images": images, "ingest.from.labels": labels}
+    given = {
+        "ingest.from.images": images,
+        "ingest.from.labels": labels,
+        # Of the source: the table that ingest writes has names of its own.
+        "ingest.from.label_column": settings.pop("label", None),
+        "ingest.from.image_column": settings.pop("image", None),
+    }
     return verbs.ingest(_job(table, given, settings), Console())
 
 
@@ -165,9 +172,15 @@ def _job(table: PathLike | None, given: dict[str, Any], settings: dict[str, Any]
         "table.columns.image": settings.pop("image", None),
     }
     tree: dict[str, Any] = {}
+    for name in settings.keys() - Job.model_fields.keys():
+        close = closest(name, ARGUMENTS, 0.8)
+        if close:
+            raise ConfigError(
+                f"There is no argument {name}", got=settings[name], fix=f"Did you mean {close!r}?"
+            )
     # As on the command line, an override may name the table.
     address = (table if table is not None else table_of(overrides)) if config is None else None
-    if address is not None:
+    if isinstance(address, (str, PurePath)):
         tree["run"] = run_of(str(address))
     for key, value in (named | given).items():
         # None means not given; a section may still set the field to null.

@@ -144,6 +144,8 @@ def test_a_file_says_where_the_model_is_that_is_evaluated(
         ({"overrides": [1]}, r"overrides is a list"),
         ({"config": {"train": {"lr": 1}}}, r"config is the path .*sections"),
         ({"label": ["a"]}, r"label is a text"),
+        ({"lable": "a"}, r"There is no argument lable.*Did you mean 'label'"),
+        ({"labels": "a"}, r"There is no argument labels.*Did you mean 'label'"),
         ({"model": {"std": 0}}, r"model\.std is wrong.*above 0"),
         ({"feed": {"weights": "w"}}, r"weights are for sampling=weighted"),
     ],
@@ -309,3 +311,25 @@ def test_a_folder_that_was_moved_is_named(
     (tmp_path / "runs" / "cells").rename(tmp_path / "runs" / "moved")
     with pytest.raises(DataError, match=r"not where MLflow keeps them.*Move run\.dir back"):
         raypipe.load("models:/cells@champion", run={"dir": "runs/moved"})
+
+
+def test_columns_of_an_ingest_are_those_of_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were ignored: the column `label` was ingested."""
+    monkeypatch.chdir(tmp_path)
+    jobs: list[Job] = []
+    monkeypatch.setattr(door.verbs, "ingest", lambda job, show: jobs.append(job))
+    raypipe.ingest("photos", "tables/cells", labels="l.csv", label="defect", image="photo")
+    (job,) = jobs
+    assert (job.ingest.source.label_column, job.ingest.source.image_column) == ("defect", "photo")
+    assert (job.table.columns.label, job.table.columns.image) == ("label", "image")
+
+
+def test_a_table_of_a_long_name_has_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OSError: File name too long."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    assert len(door._job("ü" * 300, {}, {}).run.name) == 50
+    with pytest.raises(ConfigError, match=r"table\.uri is a text or a path"):
+        door._job(["x" * 300], {}, {})  # type: ignore[arg-type]

@@ -46,7 +46,9 @@ def run_of(uri: str) -> dict[str, str]:
     nothing in its folder yet, so it claims it (`files.claim`).
     """
     last = uri.rstrip("/").rpartition("/")[2]
-    name = re.sub(r"[^\w.-]+", "-", last).strip("-.") or "run"
+    name = re.sub(r"[^\w.-]+", "-", last)
+    # A file system counts bytes, and most allow 255.
+    name = name.encode()[:100].decode(errors="ignore").strip("-.") or "run"
     table = _absolute(uri)
     runs, own = Path("runs"), f"{name}-{key_of(table)[:6]}"
     if (

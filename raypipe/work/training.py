@@ -19,6 +19,7 @@ from raypipe.errors import DataError
 from raypipe.failures import find_own
 from raypipe.feed.dataset import FeedConfig, Pinned, pin
 from raypipe.job import Job
+from raypipe.models import labels
 from raypipe.monitor.monitor import Monitor
 from raypipe.registry import promote, runs, tracking
 from raypipe.registry.runs import KEY
@@ -40,6 +41,8 @@ from raypipe.train.spark_place import refuse
 from raypipe.work import artifacts, in_time, kept_refits, monitoring
 from raypipe.work.results.models import Registered, Searched, Trained
 from raypipe.work.show import Show, Training
+
+FEW_CLASSES = 20
 
 
 @artifacts.kept
@@ -133,10 +136,34 @@ def _tell_of_splits(
             f"The table has no labelled images in feed.test={feed.test} (its splits are "
             f"{', '.join(sorted(pinned.splits))}){means}"
         )
+    _tell_of_labels(pinned, feed, show)
     if pinned.common(feed.val, feed.test):
         show.say(
             f"feed.test={feed.test} has images that choose the epoch (feed.val={feed.val}): "
             "its metrics are too good"
+        )
+
+
+def _tell_of_labels(pinned: Pinned, feed: FeedConfig, show: Show) -> None:
+    """Say so if labels are used by nobody, or look like numbers of a regression."""
+    used: set[str | None] = set()
+    for name in ("train", "val", "test"):
+        used |= {*pinned.parts(getattr(feed, name))}
+    others = {s: rows for s, rows in pinned.columns.labelled().items() if s not in used}
+    if feed.leave_out is not None:
+        others.pop(None, None)  # what is left out has no split here
+    if others:
+        named = ", ".join("no split" if one is None else repr(one) for one in [*others][:3])
+        show.say(
+            f"{sum(others.values()):,} labelled images are not used: their split is {named}. "
+            "feed.train, feed.val and feed.test say which are"
+        )
+    classes = pinned.classes
+    is_many = pinned.task.kind == "single_label" and len(classes) > FEW_CLASSES
+    if is_many and all(labels.read("regression", name).text for name in classes):
+        show.say(
+            f"All {len(classes)} classes are numbers. If they are measurements, set "
+            "model.task=regression"
         )
 
 
