@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from raypipe.config import RunConfig, key_of, validate
 from raypipe.job import Job
 from raypipe.registry import fetching, promote, recorded, runs, versions
 from raypipe.registry import package as packages
+from raypipe.registry.moves import Move
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.versions import ModelVersion
 from raypipe.tables.commits import rows_once
@@ -28,6 +30,7 @@ from raypipe.watch import calls, decisions, evidence_row, retrained
 from raypipe.watch.comparison import compare
 from raypipe.watch.decide import Decision
 from raypipe.work import reports
+from raypipe.work.proof import questions
 from raypipe.work.proof.answers import Answer
 from tests.conftest import Cli, encode, striped
 
@@ -509,3 +512,16 @@ def test_a_model_that_nobody_checked_has_a_timeline(loop: Loop) -> None:
     told = reports.tell(loop.job.model_copy(update={"registry": registry}))
     assert [row.kind for row in told.rows] == ["move"]
     assert "No checks yet" in told.page.read_text()
+
+
+def test_an_alias_without_a_move_is_not_called_never_named(loop: Loop) -> None:
+    """Somebody had set it in MLflow before there was a table of moves."""
+    first = reports.model(loop.job, 1, reread=False).found
+    said = questions.replaced(replace(first, moves=(), in_use=1))
+    assert "no move to it is recorded" in said.text and said.status != "proven"
+    assert questions.replaced(replace(first, moves=(), in_use=2)).text.startswith("None: ")
+    at = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    ends = [(None, 2), (2, None), (None, 1)]
+    moves = [Move(n, *pair, at, "me", "by hand") for n, pair in enumerate(ends, 1)]
+    said = questions.replaced(replace(first, moves=tuple(moves), in_use=1))
+    assert "named no version then. The last one before was photos/2" in said.text

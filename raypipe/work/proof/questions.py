@@ -229,8 +229,20 @@ def replaced(found: Found) -> Answer:
     facts: dict[str, Any] = {"in_use": found.in_use, "move": _move_facts(move)}
     facts["decision"] = _decision_facts(decision)
     sources, checks = [], []
-    if move is None:
+    number = found.version.version
+    # Somebody may have set the alias in MLflow before there was a table of moves.
+    is_named = found.in_use == number or any(one.version_from == number for one in found.moves)
+    before = []
+    if move is not None:
+        before = [one for one in found.moves if one.number < move.number and one.version_to]
+    if move is None and is_named:
+        text = f"Not known: {alias} names it, or has named it, and no move to it is recorded"
+        checks.append(Check("The move to it is recorded", None, found.store.moves))
+    elif move is None:
         text = f"None: {alias} never named it"
+    elif move.version_from is None and before:
+        last = f"{found.store.model}/{before[-1].version_to}"
+        text = f"None: {alias} named no version then. The last one before was {last}"
     elif move.version_from is None:
         text = f"None: it was the first {alias}"
     else:
