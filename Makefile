@@ -51,10 +51,21 @@ format: .venv/ready
 
 install: .venv/ready
 
+# `make PYTHON=python3.12 …` with a .venv of another Python: it is made anew.
+ifeq ($(origin PYTHON),command line)
+ifneq ($(wildcard .venv/bin/python),)
+VERSION_OF = $(shell $(1) -c 'import sys; print(*sys.version_info[:2])')
+ifneq ($(call VERSION_OF,$(PYTHON)),$(call VERSION_OF,.venv/bin/python))
+CLEAR := --clear
+.PHONY: .venv/ready
+endif
+endif
+endif
+
 # The sidecars (fastdup, Alibi Detect) are built here too, so that the first run does not wait for them.
 .venv/ready: pyproject.toml infra/constraints.txt raypipe/cluster/sidecars/fastdup.txt raypipe/cluster/sidecars/alibi.txt
 	@$(PYTHON) -c 'import sys; sys.exit("raypipe needs Python 3.11-3.13, this is " + sys.version.split()[0] + ". Say which: make PYTHON=python3.11 …" if not (3, 11) <= sys.version_info < (3, 14) else 0)'
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(CLEAR) .venv
 	$(BIN)/python -m pip install --quiet --constraint infra/constraints.txt --editable '.[quickstart,deepspeed,optuna,onnx,serve,dev]'
 	$(BIN)/raypipe sidecars
 	@touch $@

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,9 @@ from typing import Any
 import pytest
 import yaml
 
+from raypipe.config import load
+from raypipe.job import Job
+from raypipe.registry import tracking
 from tests.infra import ci_references
 from tests.infra.ci_references import Repository
 
@@ -223,6 +227,20 @@ def test_nothing_is_deployed_that_was_not_checked_and_prod_waits_for_uat() -> No
     stages = yaml.safe_load(AZURE["azure-pipelines.yml"])["stages"]
     needs = {stage["stage"]: stage.get("dependsOn") for stage in stages}
     assert needs == {"check": None, "sit": "check", "uat": "check", "prod": "uat"}
+
+
+def test_a_promotion_by_hand_is_what_raypipe_takes() -> None:
+    """It named no experiment, which Databricks refuses: the workflow could never work."""
+    text = GITHUB["promote.yml"]
+    (line,) = re.findall(r"raypipe (promote .*?--json)", text.replace("\\\n", " "), re.S)
+    words = [re.sub(r"\$(\w+)", r"/\1", word) for word in shlex.split(line)]
+    settings = [
+        word.replace("registry.model=/", "registry.model=") for word in words if "=" in word
+    ]
+    job = load(Job, ROOT / "jobs" / "configs" / "solar.yaml", settings)
+    tracking.check_names(job.run, job.registry)
+    # The endpoint follows, by a command line tool of the version that deploys.
+    assert text.count("version: 1.22.1") == 1 and "bundle run" in text
 
 
 def test_an_endpoint_waits_for_a_model() -> None:
