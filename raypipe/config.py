@@ -171,13 +171,15 @@ def load(
 
 
 # Settings that say where something is, and a variable as a shell writes it.
-_PLACES = {"uri", "dir", "images", "labels"}
-_VARIABLE = re.compile(r"\$\{[A-Za-z_]\w*\}")
+_PLACES = {"uri", "dir", "images", "labels", "out"}
+# $NAME only as a whole part of a path: c$/x is a name.
+# And not where a container may be called so: az://$web.
+_VARIABLE = re.compile(r"\$\{[A-Za-z_]\w*\}|(?:(?<=[^/]/)|^)\$[A-Za-z_]\w*(?=/|$)|^/\$\w+(?=/|$)")
 
 
 def _refuse_variables(tree: Mapping[str, Any]) -> None:
-    """Raise ConfigError for ${NAME} in a setting that is a place: a run would make a folder of this
-    name.
+    """Raise ConfigError for ${NAME} or $NAME in a setting that is a place: a run would make a
+    folder of this name.
     """
     for name, value in leaves(tree):
         if not isinstance(value, str) or ".where." in name:
@@ -373,6 +375,12 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             "No such config file",
             got=str(path),
             fix="jobs/configs/solar.yaml is an example to start from",
+        ) from None
+    except IsADirectoryError:
+        raise ConfigError(
+            "This is a folder, and no config file",
+            got=str(path),
+            fix=f"Name a YAML file. For a table: --table {path} --label COLUMN",
         ) from None
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"The config file cannot be read: {e}", got=str(path)) from None

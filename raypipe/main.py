@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import suppress
 
@@ -77,9 +78,20 @@ def entry(arguments: list[str] | None = None) -> None:
 
     Only a failure calls sys.exit: job runners treat any SystemExit as one.
     """
+    _open_what_is_closed()
     code = guard.guarded(lambda: guard.report_code(main(arguments)))
     if code:
         sys.exit(code)
+
+
+def _open_what_is_closed() -> None:
+    """Whoever started this may have closed stdin, stdout or stderr, as `>&-` does: then what is
+    written goes nowhere, and no file gets their numbers.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest free number: this one.
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 if __name__ == "__main__":

@@ -88,6 +88,7 @@ def test_overrides_are_yaml_and_may_hold_equals_signs_lists_and_null(tmp_path: P
         ("train.lr", r"not section\.key=value \(got 'train\.lr'\).*train\.lr=0\.001"),
         ("=3", r"not section\.key=value \(got '=3'\)"),
         (f"run.dir={'x' * 300}", r"run\.dir is wrong .*no folder can have this name: File name"),
+        ("uri=$LAKE/cells", r"uri holds a variable \(got '\$LAKE/cells'\).*in the place of \$LAKE"),
         ("uri=${LAKE}", r"uri holds a variable \(got '\$\{LAKE\}'\).*nothing in the place of"),
         ("run.dir=${HOME}/a", r'run\.dir holds a variable .*command line.*run\.dir="\$\{HOME\}…"'),
         ("train.lr=[1", r"The value of train\.lr is not YAML \(got '\[1'\)"),
@@ -317,3 +318,8 @@ def test_a_run_folder_beyond_a_link_is_one_place_for_everybody(tmp_path: Path) -
     (tmp_path / "link").symlink_to(tmp_path / "far" / "away")
     run = RunConfig(dir=str(tmp_path / "link" / ".." / "run"))
     assert run.path == tmp_path / "far" / "run"
+
+
+def test_a_folder_is_no_config_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"This is a folder, and no config file.*--table"):
+        config.load(Outer, tmp_path)

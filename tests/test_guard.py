@@ -281,3 +281,11 @@ def test_after_an_error_of_the_cluster_the_doctor_is_named() -> None:
     error = ClusterError("Cannot join", fix="Start one")
     assert explain(error) == (2, f"Cannot join. Start one. {DOCTOR}")
     assert DOCTOR not in explain(ConfigError("Wrong"))[1]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_outputs_are_no_mistake_of_raypipe(closed: str) -> None:
+    """The work was done, and then the command ended with 1 and a traceback."""
+    command = f"{sys.executable} -m raypipe config train {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stdout + done.stderr) == (0, False)

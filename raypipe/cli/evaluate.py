@@ -55,6 +55,13 @@ def evaluate(
         return
     named = [f"evaluate.table.uri={quoted(table)}"] if table else []
     if not model.startswith("models:/"):
+        if "@" in model and not is_there(model) and not model.endswith((".yaml", ".yml")):
+            raise ConfigError(
+                "This names no registered model, and no configuration",
+                got=model,
+                rule="models:/NAME@ALIAS or models:/NAME/VERSION",
+                fix=f"raypipe evaluate models:/{model} TABLE",
+            )
         run_verb("evaluate", Path(model), [*named, *given], how)
         return
     if table is None:
