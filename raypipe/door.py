@@ -41,7 +41,7 @@ from raypipe.work.results.models import Searched, Trained
 from raypipe.work.results.watching import Drifted, Retrained, Waited
 
 PathLike = str | Path
-ARGUMENTS = ["table", "label", "image", "config", "overrides"]
+ARGUMENTS = ["label", "image", "table", "config", "overrides"]
 
 
 def ingest(

@@ -161,7 +161,7 @@ def test_a_mistake_in_the_command_costs_one_line_and_nothing_is_written(
         (["train"], ["Missing argument 'config'", "raypipe --help"]),
         (["train", "job.yaml", "--wrokers=2"], ["No such option", "--wrokers"]),
         (["train", "nowhere.yaml"], ["No such config file", "nowhere.yaml", "solar.yaml"]),
-        (["train", "."], ["config file cannot be read"]),
+        (["train", "."], ["This is a folder, and no config file", "--table"]),
         (["table", "lsit", "job.yaml"], ["lsit"]),
         (["table", "list", "job.yaml"], ["No Delta table here"]),
         (["table", "tag", "job.yaml"], ["Missing argument 'name'"]),

@@ -233,7 +233,9 @@ def test_a_promotion_by_hand_is_what_raypipe_takes() -> None:
     """It named no experiment, which Databricks refuses: the workflow could never work."""
     text = GITHUB["promote.yml"]
     (line,) = re.findall(r"raypipe (promote .*?--json)", text.replace("\\\n", " "), re.S)
-    words = [re.sub(r"\$(\w+)", r"/\1", word) for word in shlex.split(line)]
+    (job,) = yaml.safe_load(text)["jobs"].values()
+    env = {name: re.sub(r"\$\{\{.*?\}\}", "x", str(value)) for name, value in job["env"].items()}
+    words = [re.sub(r"\$(\w+)", lambda m: env[m[1]], word) for word in shlex.split(line)]
     settings = [
         word.replace("registry.model=/", "registry.model=") for word in words if "=" in word
     ]

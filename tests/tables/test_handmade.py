@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from raypipe.errors import DataError
 from raypipe.tables import fragment, scan
-from raypipe.tables.table import ImageTable, append
+from raypipe.tables.table import ImageTable, TableConfig, append
 from tests.tables import handmade as by_hand
 
 N = 1000
@@ -538,7 +538,7 @@ def test_an_address_with_one_slash_is_no_folder_here(
     """As Spark writes it: the rows were on the driver's own disk, and went with it."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="with one slash would be a folder"):
-        ImageTable(uri)
+        ImageTable.open(TableConfig(uri=uri))
     with pytest.raises(DataError, match="with one slash would be a folder"):
         append(uri, numbered(0, 1), "add")
     assert not list(tmp_path.iterdir())

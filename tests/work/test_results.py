@@ -6,12 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+
 from raypipe.config import validate
 from raypipe.costs.estimate import Part
+from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.registry import tracking
 from raypipe.registry.runs import KEY
 from raypipe.registry.versions import ModelVersion
+from raypipe.tables.table import append
 from raypipe.work import training
 from raypipe.work.planned import Planned
 from raypipe.work.results.models import Registered, Trained
@@ -60,6 +64,9 @@ def test_what_the_splits_lack_is_said() -> None:
             common=lambda one, other: [],
             unlearned=lambda train, split: {} if "val" in train else pinned_unlearned,
             classes=range(10),
+            parts=lambda split: [split],
+            columns=SimpleNamespace(labelled=lambda: {}),
+            task=SimpleNamespace(kind="single_label"),
         )
         training._tell_of_splits(pinned, job.feed, show, refits)
 
@@ -84,6 +91,27 @@ def test_what_the_splits_lack_is_said() -> None:
         "The table has no labelled images in feed.test=tset (its splits are test, train, val): "
         "the model is not tested"
     ]
+
+
+def test_labels_that_nobody_uses_and_numbers_are_said(tmp_path: Path) -> None:
+    """Rows of a misspelt split were left out, and 40 prices were 40 classes, without a word."""
+    splits = ["train"] * 30 + ["val"] * 6 + ["Train"] * 3 + [None]
+    rows = {
+        "image_id": [f"i{n}" for n in range(40)],
+        "image": [b"x"] * 40,
+        "label": [f"{n + 0.5}" for n in range(40)],
+        "split": splits,
+    }
+    append(str(tmp_path / "t"), pa.table(rows), "add")
+    job = validate(Job, {"table": {"uri": str(tmp_path / "t")}})
+    pinned = pin(job.table, job.feed, kind="single_label")
+    said: list[str] = []
+    show: Any = SimpleNamespace(say=said.append)
+    training._tell_of_labels(pinned, job.feed, show)
+    unused, numbers = said
+    assert unused.startswith("4 labelled images are not used: their split is")
+    assert "no split" in unused and "'Train'" in unused
+    assert "All 40 classes are numbers" in numbers and "model.task=regression" in numbers
 
 
 def test_the_file_of_a_training_names_the_table_of_moves() -> None:

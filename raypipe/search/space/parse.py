@@ -128,7 +128,8 @@ def _of_field(name: str, value: str) -> Any:
         for part in name.split("."):
             field = kind.model_fields[part]
             kind = field.annotation
-        return TypeAdapter(Annotated[(kind, *field.metadata)]).validate_python(value)
+        rules = field.metadata
+        return TypeAdapter(Annotated[(kind, *rules)] if rules else kind).validate_python(value)
     except (ValidationError, AttributeError, KeyError):
         return value
 
