@@ -112,6 +112,15 @@ class Console:
     def progress(self, label: str, unit: str = "images") -> Iterator[Callable[..., None]]:
         """`with console.progress("Reading") as tick: tick(done, total)`."""
         started = shown = time.monotonic()
+        first: tuple[float, int] | None = None
+
+        def pace_of(done: int) -> float:
+            """Of this run alone: an earlier one may have done most of it. 0: too early to say."""
+            nonlocal first
+            now = time.monotonic()
+            began, before = first = first or (now if done else started, done)
+            return (done - before) / (now - began) if done - before > 50 and now > began else 0.0
+
         if self.err.is_terminal:
             columns = (
                 SpinnerColumn(),
@@ -127,11 +136,8 @@ class Console:
                 task = bar.add_task(label, total=None, rate="")
 
                 def drawn(done: int, total: int) -> None:
-                    rate = (
-                        f"{done / max(1e-9, time.monotonic() - started):,.0f} {unit}/s"
-                        if done > 50
-                        else ""
-                    )
+                    pace = pace_of(done)
+                    rate = f"{pace:,.0f} {unit}/s" if pace else ""
                     bar.update(task, completed=done, total=total, rate=rate)
 
                 yield drawn
@@ -139,16 +145,13 @@ class Console:
 
         def plain(done: int, total: int) -> None:
             nonlocal shown
+            pace = pace_of(done)  # each time, so that the first one is seen
             if time.monotonic() - shown > PLAIN_EVERY_S or (
                 done == total and time.monotonic() - started > PLAIN_EVERY_S
             ):
                 shown = time.monotonic()
-                pace = done / (shown - started)
-                rate = (
-                    f", {pace:.0f} {unit}/s, {(total - done) / pace:.0f} s left"
-                    if done > 50
-                    else ""
-                )
+                left = (total - done) / pace if pace else 0.0
+                rate = f", {pace:.0f} {unit}/s, {left:.0f} s left" if pace else ""
                 self.say(f"{label}: {done} of {total}{rate}")
 
         yield plain
@@ -240,13 +243,14 @@ class Training:
     def epoch(self, metrics: Mapping[str, float], state: LoopState) -> None:
         self._ran = (state.seconds, time.monotonic())
         _, left = self._so_far(state.epoch)
-        learned = [f"{k} {v:.4f}" for k, v in metrics.items() if k.startswith(("val_", "train_"))]
+        told = [name for name in metrics if name.startswith(("val_", "train_"))]
+        learned = [f"{name} {_figure(metrics[name])}" for name in told]
         parts = (
             *learned,
             f"{metrics['images_per_s']:,.0f} images/s",
             "" if state.stopped else left,
         )
-        self._judged = f"{self._metric} {metrics[self._metric]:.4f}"
+        self._judged = f"{self._metric} {_figure(metrics[self._metric])}"
         self._console.say(f"epoch {state.epoch:>3}{self._of}  {' · '.join(p for p in parts if p)}")
 
     def _so_far(self, epochs: float) -> tuple[float, str]:
@@ -268,6 +272,11 @@ class Training:
         if done >= 1 or done <= share or now - began < PACE_AFTER_S:
             return ""
         return f"{duration((now - began) / (done - share) * (1 - done))} left"
+
+
+def _figure(value: float) -> str:
+    """Four decimals; of a small number four digits, as it would be 0.0000."""
+    return f"{value:.4f}" if value == 0 or not abs(value) < 1e-3 else f"{value:.4g}"
 
 
 class Searching:
@@ -297,7 +306,7 @@ class Searching:
             if leader.state == "fitted":
                 after = "fitted at once"
             self._console.say(
-                f"best so far {self._metric} {leader.best:.4f}, {leader.name} {after}: "
+                f"best so far {self._metric} {_figure(leader.best)}, {leader.name} {after}: "
                 f"{cell(leader.changes)}"
             )
         if now - self._shown > ENDED_EVERY_S:

@@ -38,7 +38,8 @@ log = logging.getLogger("raypipe")
 PRELOAD = "RAY_preload_python_modules"
 WORKER = "raypipe.cluster.worker"
 WORKER_PRELOAD = "RAYPIPE_PRELOAD"  # read by WORKER, which is too small to import this module
-_own: list[str] = []  # the address of the cluster that this process started
+# The address of the cluster that this process started, and RAY_ADDRESS before.
+_own: list[tuple[str, str | None]] = []
 _stop_watches: list[Callable[[], None]] = []  # functions that stop watching it
 
 ENV = {
@@ -101,8 +102,9 @@ class ClusterConfig(Section):
     training or a search runs. MLflow's system metrics and the summary show them. null: none."""
 
     bring: tuple[str, ...] = ()
-    """Files and folders below the current folder that --submit sends too. It always sends raypipe,
-    the configuration, `file:` models, and sources of the kind python."""
+    """Files and folders below the current folder that --submit sends too, also what Git ignores,
+    but no `.env`. It always sends raypipe, the configuration, `file:` models, and sources of the
+    kind python."""
 
     @field_validator("sidecars")
     @classmethod
@@ -133,6 +135,8 @@ def connect(cfg: ClusterConfig, needed: bool = True, preload: str = "") -> dict[
     sidecar.take_from(cfg.sidecars)
     import ray
 
+    if not ray.is_initialized():
+        _forget()
     _require_address(cfg, needed)
     if cfg.address != "none" and not ray.is_initialized():
         ray_private.errors_to_stderr()
@@ -165,6 +169,8 @@ def expected(cfg: ClusterConfig, needed: bool = True) -> tuple[dict[str, float],
     _require_address(cfg, needed)
     import ray
 
+    if not ray.is_initialized():
+        _forget()
     address = _address(cfg)
     starts = address in ("local", "none", "spark") and not ray.is_initialized()
     if not starts:
@@ -195,18 +201,31 @@ def close() -> None:
     """Leave the cluster; one that this process started, here or on Spark, stops."""
     import ray
 
-    while _stop_watches:
-        stop = _stop_watches.pop()
-        stop()
+    _stop_watching()
     if ray.is_initialized():
         ray.shutdown()
     spark.stop()
     spark_session.close()
+    _forget()
+
+
+def _stop_watching() -> None:
+    while _stop_watches:
+        stop = _stop_watches.pop()
+        stop()
+
+
+def _forget() -> None:
+    """Clusters that this process has left, by `close` or by ray.shutdown in a notebook: a later
+    `connect` must not look for one that is gone. RAY_ADDRESS is the user's again.
+    """
+    _stop_watching()
     while _own:
-        # A later `connect` in this process must not look for a cluster that is gone.
-        address = _own.pop()
+        address, before = _own.pop()
         if os.environ.get("RAY_ADDRESS") == address:
             del os.environ["RAY_ADDRESS"]
+            if before is not None:
+                os.environ["RAY_ADDRESS"] = before
             log.debug("Stopped the Ray cluster at %s", address)
 
 
@@ -223,8 +242,9 @@ def _init(cfg: ClusterConfig, preload: str) -> None:
             spark.start(cfg.spark, cfg.object_store_mb, cfg.dashboard)
         elif address == "local":
             # Processes that are started from here join this cluster, not a second one.
+            before = os.environ.get("RAY_ADDRESS")
             os.environ["RAY_ADDRESS"] = _start_here(cfg, preload, options)
-            _own.append(os.environ["RAY_ADDRESS"])
+            _own.append((os.environ["RAY_ADDRESS"], before))
         else:
             ray.init(address=address, **options)
     except ClusterError:

@@ -19,6 +19,9 @@ CONFIG_FOLDER = "job"
 COPIES = "/runtime_resources/working_dir_files/"
 MOST_BYTES = 50 * 2**20  # of the user's own files
 _NOT_CODE = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
+# Ray would leave out what these name, also files of raypipe itself, without a word. And .env holds
+# secrets, which Git's list had kept here.
+STAYS = ".gitignore", ".rayignore", ".env"
 
 
 @contextmanager
@@ -64,10 +67,18 @@ def require_lasting(places: Mapping[str, str]) -> None:
 
 def _copy(file: Path, to: Path) -> None:
     """A file or a folder, also where another one brought a part of it. Raises ConfigError."""
+    if file.name in STAYS:
+        return
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         if file.is_dir():
-            shutil.copytree(file, to, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+            shutil.copytree(
+                file,
+                to,
+                ignore=shutil.ignore_patterns(*STAYS),
+                dirs_exist_ok=True,
+                ignore_dangling_symlinks=True,
+            )
         else:
             shutil.copyfile(file, to)
     except shutil.Error as e:

@@ -41,12 +41,16 @@ def start(lost: Callable[[str], None], below: FindEnded = str) -> Callable[[], N
     def look() -> None:
         while not stopped.wait(EVERY_S):
             ended = find_ended() or below()
-            if ended and not stopped.wait(EVERY_S) and ray.is_initialized():
+            if not ended or stopped.wait(EVERY_S):
+                continue
+            # Not connected: somebody has left it, as by ray.shutdown in a notebook. A watch that
+            # went on would take the next cluster for this one, and end the process.
+            if ray.is_initialized():
                 lost(
                     f"The Ray cluster of this command is gone: its {ended} has ended. "
                     "What was finished is kept. Run the same command again to go on."
                 )
-                return
+            return
 
     # Handlers run in reverse order, so this one runs before Ray's.
     atexit.register(stopped.set)

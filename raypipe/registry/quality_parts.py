@@ -8,6 +8,7 @@ from raypipe import report
 from raypipe.models.metrics import ClassMetrics
 from raypipe.models.quality import Quality
 from raypipe.models.tasks import Task
+from raypipe.report.formats import tenths
 
 MOST_CLASSES = 12  # in a matrix; with more, the most frequent confusions are listed
 MOST_CONFUSIONS = 40  # of that list
@@ -97,4 +98,4 @@ def value(metric: str, found: float) -> str:
 
 
 def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f} %"
+    return "–" if share is None else f"{tenths(share)} %"

@@ -28,7 +28,7 @@ from raypipe.report.charts import (
     scatter,
     so_far,
 )
-from raypipe.report.formats import begun, cell, chance, number, points, thumbnail
+from raypipe.report.formats import begun, cell, chance, number, points, tenths, thumbnail
 from raypipe.report.parts import (
     Block,
     Check,
@@ -98,7 +98,7 @@ __all__ = [
 ]
 
 TEMPLATE = "report.html.j2"
-FILTERS = (number, begun, chance, points, thumbnail, histogram, scatter, curves, parallel)
+FILTERS = (number, begun, chance, points, tenths, thumbnail, histogram, scatter, curves, parallel)
 
 
 def render(page: Page) -> str:

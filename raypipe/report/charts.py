@@ -131,7 +131,7 @@ def curves(search: Search) -> Chart | None:
     for row in rows:
         values += [value for value in row.curve if math.isfinite(value)]
     low, high = min(values), max(values)
-    margin = 0.04 * (high - low or 1)
+    margin = 0.04 * (high - low or max(1.0, abs(high)))
     low, high = low - margin, high + margin
     last_epoch = max(2, *(len(row.curve) for row in rows))
 
@@ -197,8 +197,7 @@ def parallel(search: Search) -> Chart | None:
 def reliability(bins: Sequence[tuple[float, float]]) -> Chart | None:
     """What scores say (across) and how often they are right (up), a dot a bin, both from 0 to 1.
 
-    On the dotted line, scores mean what they say; below it the model is too sure of itself. None
-    without bins.
+    On the dotted line, scores mean what they say; below it they are too high. None without bins.
     """
     if not bins:
         return None
@@ -210,7 +209,7 @@ def reliability(bins: Sequence[tuple[float, float]]) -> Chart | None:
         ),
         x_ticks=_ticks(0, 1),
         y_ticks=_ticks(0, 1, in_per_cent=True),
-        note="Below the dotted line the model is too sure of itself.",
+        note="Below the dotted line scores are too high, above it too low.",
     )
 
 

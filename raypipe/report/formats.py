@@ -94,8 +94,26 @@ def begun(trials: int, heads: int) -> str:
 
 def points(difference: float) -> str:
     """Format a difference of two shares in percentage points, with its sign and without "-0.0"."""
-    rounded = round(100 * difference, 1) or 0.0
-    return f"{rounded:+.1f}".replace("-", MINUS)
+    digits = digits_of(difference)
+    rounded = round(100 * difference, digits) or 0.0
+    return f"{rounded:+.{digits}f}".replace("-", MINUS)
+
+
+def digits_of(difference: float) -> int:
+    """Decimals of percentage points: one, or more where that would say 0 of a difference."""
+    return next((digits for digits in (1, 2, 3) if round(100 * difference, digits)), 1)
+
+
+def tenths(share: float) -> str:
+    """A share in per cent to a tenth, or finer where that would say 0 or 100 of one that is
+    neither.
+    """
+    text = ""
+    for digits in range(1, 6):
+        text = f"{100 * share:.{digits}f}"
+        if not 0 < share < 1 or 0 < float(text) < 100:
+            break
+    return text
 
 
 def thumbnail(image: bytes) -> str | None:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from contextlib import AbstractContextManager, nullcontext
+import uuid
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,7 @@ from raypipe.train.stopping import unusable
 from raypipe.train.worker import Data, Prepared, meter_of, train_stages
 
 log = logging.getLogger("raypipe")
+LEFT_S = 3600.0  # after it, a file that asks workers to leave has been seen by all
 # Of result.json. Format 1 (ba74455 and before) has the same fields and is read in the same way.
 FORMAT = 2
 DIVERGED = "Training diverged: no epoch is usable"
@@ -278,8 +280,12 @@ def _train(
 ) -> LoopState:
     """Train here or on workers. Raises RaypipeError when SIGTERM stopped it."""
     # A file asks to leave, because workers may be on other nodes.
-    leave = checkpoints.with_name("leave")
-    leave.unlink(missing_ok=True)
+    # With a name of its own: workers of an interrupted training may still have to see theirs.
+    leave = checkpoints.with_name(f"leave-{uuid.uuid4().hex[:8]}")
+    for old in checkpoints.parent.glob("leave*"):
+        with suppress(OSError):
+            if time.time() - old.stat().st_mtime > LEFT_S:
+                old.unlink()
     with on_sigterm(leave.touch):
         if job.train.launcher != "ray":
             state = on_executors(job, data, checkpoints, leave, progress, report_position)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raypipe.report.formats import digits_of
 from raypipe.watch import safety, superiority
 
 Rows = Sequence[bool] | Sequence[float]
@@ -196,4 +197,4 @@ def _joined(names: Sequence[str]) -> str:
 
 def points(share: float) -> str:
     """A difference of shares in percentage points, with its sign."""
-    return f"{share * 100:+.1f} points"
+    return f"{100 * share:+.{digits_of(share)}f} points"

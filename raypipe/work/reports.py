@@ -291,7 +291,7 @@ def _timeline_page(told: Told, places: Sequence[str]) -> report.Page:
             f"{drifted} of {counts['check']} checks found drift"
             if counts["check"]
             else "No checks yet",
-            f"{_times(counts['decision'], 'comparison')}, {promoted} won by the challenger",
+            f"{_times(counts['decision'], 'comparison')}, {promoted} for the challenger",
             "events",
         ),
     ]

@@ -20,7 +20,7 @@ import psutil
 import pytest
 import ray
 
-from raypipe.cluster import connect
+from raypipe.cluster import connect, watch
 from raypipe.errors import ClusterError
 
 from .joined import Joined, joined
@@ -337,3 +337,27 @@ def test_machines_are_counted_and_not_the_nodes_of_ray(monkeypatch: pytest.Monke
     assert connect.nodes() == 2
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     assert connect.nodes() == 1
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+def test_a_cluster_that_was_left_is_not_told_as_lost(
+    is_left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After ray.shutdown() in a notebook, the next cluster ended the kernel."""
+    began = time.monotonic()
+    monkeypatch.setattr(watch, "_of_own_cluster", lambda: lambda: "raylet")
+    later = lambda: time.monotonic() - began > 0.6  # noqa: E731
+    monkeypatch.setattr(ray, "is_initialized", later if is_left else lambda: True)
+    said: list[str] = []
+    stop = watch.start(said.append)
+    time.sleep(1.2)
+    stop()
+    assert len(said) == (0 if is_left else 1)
+
+
+def test_the_users_ray_address_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "a:1")
+    monkeypatch.setattr(connect, "_own", [("a:1", "b:2")])
+    monkeypatch.setattr(connect, "_stop_watches", [])
+    connect._forget()
+    assert os.environ["RAY_ADDRESS"] == "b:2" and connect._own == []

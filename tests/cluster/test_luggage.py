@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
+from ray._private.runtime_env.packaging import create_package
 
 from raypipe.cluster import luggage
 from raypipe.errors import ConfigError
@@ -77,3 +79,16 @@ def test_what_cannot_be_copied_is_one_message(here: Path) -> None:
     os.mkfifo(here / "lists" / "pipe")
     with pytest.raises(ConfigError, match=r"cannot travel with the job: .*named pipe"):
         brought("lists")
+
+
+def test_what_git_ignores_travels_and_secrets_do_not(here: Path, tmp_path: Path) -> None:
+    """Ray left out what .gitignore names, also of raypipe itself: `models/` took raypipe.models."""
+    (here / ".gitignore").write_text("lists/\nmodels/\n")
+    (here / "lists").mkdir(exist_ok=True)
+    (here / "lists" / "a.txt").write_text("x")
+    (here / ".env").write_text("TOKEN=x")
+    with luggage.packed(None, {}, luggage.below_here(["."])) as (folder, _):
+        create_package(str(folder), tmp_path / "a.zip", include_gitignore=True)
+    names = {name.partition("/")[2] for name in ZipFile(tmp_path / "a.zip").namelist()}
+    assert {"lists/a.txt", "raypipe/models/zoo.py"} <= names, sorted(names)[:9]
+    assert not [name for name in names if name.endswith((".env", ".gitignore"))]

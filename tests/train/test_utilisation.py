@@ -129,3 +129,10 @@ def test_a_training_without_usage_logs_none(jobs: Jobs) -> None:
     planned: Any = trainer.plan(job)
     trainer.run(planned)
     assert not (Path(planned.folder) / usage.FILE).exists()
+
+
+def test_a_node_weighs_as_long_as_it_was_there() -> None:
+    """A pod that was killed after 15 s counted as much as the one that trained for an hour."""
+    nodes = {"a": node(samples=3, **{CPU: 5.0}), "b": node(samples=700, **{CPU: 97.0})}
+    found = utilisation(nodes, [])
+    assert found is not None and "CPU 97% of 8 busy" in found.text()

@@ -503,7 +503,7 @@ def test_comparisons_of_another_registry_are_left_out_of_the_timeline(
     seen = [row.key for row in told.rows if row.kind == "decision"]
     assert seen == [loop.decision, "mine"] and told.facts()["comparisons"] == 2
     assert told.others == "2 comparisons of packages that this registry does not have"
-    assert "2 comparisons, 2 won by the challenger" in told.page.read_text()
+    assert "2 comparisons, 2 for the challenger" in told.page.read_text()
 
 
 def test_a_model_that_nobody_checked_has_a_timeline(loop: Loop) -> None:

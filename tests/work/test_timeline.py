@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 
+from raypipe.registry import quality_parts
 from raypipe.registry.moves import Move
-from raypipe.report import Event, Folded
+from raypipe.report import Event, Folded, formats
 from raypipe.tables.appended import COMMIT
+from raypipe.watch import comparison
 from raypipe.work.proof import timeline
 from raypipe.work.proof.timeline import Happened
 
@@ -107,3 +109,19 @@ def test_a_time_of_another_zone_is_told_in_utc() -> None:
     [event] = timeline.events([row])
     assert isinstance(event, Event) and event.at == "2026-11-01 01:30 UTC"
     assert timeline.time_of("0001-01-01T00:00:00+02:00") is None
+
+
+def test_what_is_nearly_all_or_nothing_is_not_called_so() -> None:
+    """One mistake in 20,000 images was "100.0 %", above a picture of it."""
+    assert quality_parts.percent(19_999 / 20_000) == "99.995 %"
+    assert quality_parts.percent(1.0) == "100.0 %" and quality_parts.percent(0.0) == "0.0 %"
+    assert quality_parts.percent(3e-5) == "0.003 %" and quality_parts.percent(0.876) == "87.6 %"
+    assert comparison.points(11 / 30_000) == "+0.04 points"
+    assert comparison.points(0) == "+0.0 points" and comparison.points(-0.051) == "-5.1 points"
+    assert formats.points(-11 / 30_000) == "−0.04" and formats.points(0.0) == "+0.0"
+
+
+def test_a_better_challenger_that_was_refused_is_not_beaten() -> None:
+    row = {"key": "k", "champion": "cells/1", "challenger": "cells/2", "promoted": False}
+    told = timeline.decision(row | {"reason": "Refused: latency. It is better: +4.0 points on all"})
+    assert "cells/2 does not replace cells/1" in told.title

@@ -17,7 +17,7 @@ import ray
 
 from raypipe import config
 from raypipe.feed.dataset import Pinned
-from raypipe.files import write_atomic
+from raypipe.files import file_lock, write_atomic
 from raypipe.train.auto import batch_size, learning_rate
 from raypipe.train.auto.steps import AutoValue
 from raypipe.train.job import TrainJob
@@ -45,9 +45,14 @@ def resolve(
         return job
     path = _path(job, pinned, wanted, gpu_share)
     if not path.exists():
-        values = _find_where_it_trains(job, data(), wanted, gpu_share)
-        fields = {name: asdict(value) for name, value in values.items()}
-        write_atomic(path, config.to_json(fields))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Of two terminals, the second one takes what the first one finds: with another number it
+        # would be another training.
+        with file_lock(path.with_name(f"{path.name}.lock")):
+            if not path.exists():
+                values = _find_where_it_trains(job, data(), wanted, gpu_share)
+                fields = {name: asdict(value) for name, value in values.items()}
+                write_atomic(path, config.to_json(fields))
     # The first run reads its own file too: so all runs see the same numbers.
     return config.replace(job, _stored(path, wanted))
 

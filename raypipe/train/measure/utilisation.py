@@ -43,6 +43,8 @@ class NodeUse:
     """Are CPUs or memory those of a container, rather than the host's?"""
     unused: float
     samples: int
+    seconds: float = 0.0
+    """That it was read for."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,9 @@ class Utilisation:
         """CPU 93 % of 4 busy, GPU 41 % idle, memory at most 3.1 of 24.0 GB; decoding limits: …"""
         read = [node for node in self.nodes if node.cpu_busy is not None]
         many = f"{len(self.nodes)} nodes: " if len(self.nodes) > 1 else ""
-        cpus, busy = _together([(node.cpu_busy, node.cpus) for node in read])
+        cpus, busy = _together([(node.cpu_busy, node.cpus, node.seconds) for node in read])
         parts = [f"CPU {busy:.0%} of {cpus:g} busy"]
-        gpus, gpu_busy = _together([(node.gpu_busy, node.gpus) for node in read])
+        gpus, gpu_busy = _together([(node.gpu_busy, node.gpus, node.seconds) for node in read])
         if gpus:
             parts.append(f"GPU {1 - gpu_busy:.0%} of {gpus:g} idle")
         parts += _memory(read)
@@ -90,8 +92,8 @@ def utilisation(nodes: Nodes, history: Epochs) -> Utilisation | None:
     if not any(node.cpu_busy is not None for node in used):
         return None
     read = [node for node in used if node.cpu_busy is not None]
-    _, cpu = _together([(node.cpu_busy, node.cpus) for node in read])
-    gpus, gpu = _together([(node.gpu_busy, node.gpus) for node in read])
+    _, cpu = _together([(node.cpu_busy, node.cpus, node.seconds) for node in read])
+    gpus, gpu = _together([(node.gpu_busy, node.gpus, node.seconds) for node in read])
     shares = phases(history)
     on_gpu = any("gpu_memory_mb" in epoch for epoch in history)
     said = limit(shares, cpu, gpu if gpus else None, on_gpu)
@@ -167,14 +169,18 @@ def _use_of(name: str, node: Node) -> NodeUse:
         in_container="container" in (node.size.cpu_of, node.size.memory_of),
         unused=node.unused_s / max(1e-9, sampled_s + node.unused_s),
         samples=len(node.samples),
+        seconds=sampled_s,
     )
 
 
-def _together(shares: Sequence[tuple[float | None, float]]) -> tuple[float, float]:
-    """(how many in all, their mean share) of (share, how many) by node."""
-    known = [(share, count) for share, count in shares if share is not None]
-    count = sum(count for _, count in known)
-    return count, sum(share * count for share, count in known) / count if count else 0.0
+def _together(shares: Sequence[tuple[float | None, float, float]]) -> tuple[float, float]:
+    """(how many in all, their mean share) of (share, how many, seconds) by node: one that was lost
+    after a minute weighs a minute.
+    """
+    known = [(share, count, count * s) for share, count, s in shares if share is not None]
+    weight = sum(one for *_, one in known)
+    mean = sum(share * one for share, _, one in known) / weight if weight else 0.0
+    return sum(count for _, count, _ in known), mean
 
 
 def _memory(nodes: Sequence[NodeUse]) -> list[str]:

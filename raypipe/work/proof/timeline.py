@@ -105,7 +105,8 @@ def decision(row: Mapping[str, Any]) -> Happened:
     """A row of comparisons."""
     promoted = bool(row.get("promoted"))
     names = ("champion", "challenger", "table", "promoted")
-    word = "beats" if promoted else "does not beat"
+    # A better one may be refused, as for its latency; and of few images nobody knows.
+    word = "beats" if promoted else "does not replace"
     return Happened(
         "decision",
         str(row.get("key")),
