@@ -295,9 +295,9 @@ def test_the_lines_of_the_readme_run(
     lines = block.replace('label="defect")', 'label="defect", search={"samples": 2})')
     names: dict[str, Any] = {}
     exec(lines, names)
-    best, labels = names["best"], names["labels"]
+    best, predictions = names["best"], names["predictions"]
     assert len(best.leaderboard.rows) == len(best.result.trials) > 0
-    assert len(labels) == 1 and labels.label[0] in best.result.best.classes
+    assert len(predictions) == 1 and predictions.label[0] in best.result.best.classes
 
 
 @pytest.mark.usefixtures("ray_session")
