@@ -64,11 +64,10 @@ def soup_of_best(
     drawn = [trial for trial in trials if trial.kept and trial.drawn]
     # Heads of another kind or size have other weights.
     head = best_job.model.head, best_job.model.landmarks
-    jobs = {trial.name: replace(job, trial.changes) for trial in drawn}
     alike = []
     for trial in drawn:
-        model = jobs[trial.name].model
-        if data_key(jobs[trial.name]) == key and (model.head, model.landmarks) == head:
+        own = replace(job, trial.changes)
+        if data_key(own) == key and (own.model.head, own.model.landmarks) == head:
             alike.append(trial)
     rule = job.train.stopping
     # Its seconds were a part of the ending.

@@ -42,7 +42,8 @@ log = logging.getLogger("raypipe")
 # From this similarity on two files hold the same pixels. A JPEG saved again at quality 85 reaches
 # 0.9994 at most.
 EXACT = 0.99995
-# Of a group of duplicates "clean 2" kept the first in id order, labelled or not.
+# Of a group of duplicates "clean 2" kept the first in id order, labelled or not. Of more than six
+# copies "clean 3" may have kept several.
 RULES, RULES_BEFORE = "clean 4", ("clean 3", "clean 2")
 # fastdup lists pairs from this similarity on.
 LEAST_SIMILARITY = 0.9
@@ -332,11 +333,18 @@ def _with_copies(report: dict[str, np.ndarray], pngs: list[bytes]) -> dict[str, 
     that stays.
     """
     first: dict[str, int] = {}
-    pairs = [(first.setdefault(_sha256(png), n), n) for n, png in enumerate(pngs)]
-    copies = np.array([(a, b) for a, b in pairs if a != b], np.int64).reshape(-1, 2)
+    stays, copies = [], []
+    for number, png in enumerate(pngs):
+        same = first.setdefault(_sha256(png), number)
+        if same != number:
+            stays.append(same)
+            copies.append(number)
     exact = np.ones(len(copies), np.float32)
-    more = {"pair_a": copies[:, 0], "pair_b": copies[:, 1], "pair_similarity": exact}
-    return report | {name: np.concatenate([new, report[name]]) for name, new in more.items()}
+    both = dict(report)
+    for name, new in (("pair_a", stays), ("pair_b", copies), ("pair_similarity", exact)):
+        kind = report[name].dtype
+        both[name] = np.concatenate([np.array(new, kind), report[name]])
+    return both
 
 
 def _sha256(data: bytes) -> str:

@@ -208,7 +208,8 @@ def _labels(
     """Of the rows of learned.rows_of, in their order; "" for all of a task without classes."""
     name, kind, key = pinned.table.columns.label, pinned.task.kind, pinned.table.columns.id
     found: list[str] = []
-    for part in scan.each(pinned.table, pinned.version, list(dict.fromkeys([key, name])), where):
+    wanted = list(dict.fromkeys([key, name]))
+    for part in scan.each(pinned.table, pinned.version, wanted, where):
         labels = label_column.read(part[name], kind, name).to_pylist()
         ids = part[key].cast(pa.string()).to_pylist()
         for label, one in zip(labels, ids, strict=True):

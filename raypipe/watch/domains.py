@@ -241,7 +241,7 @@ def _repeated(
     reference: Rows, window: Rows, kept_M: np.ndarray, copies_M: np.ndarray, fewest: int
 ) -> tuple[int, float]:
     """(how often a row comes in the window, how likely that is) of the row that repeats most
-    unusually. Raises nothing.
+    unusually.
 
     A bound: all different rows are equally likely, and each may be the one that comes so often. A
     row that the reference repeats, too, as a placeholder for a picture that is missing, may come

@@ -42,7 +42,7 @@ from raypipe.work import artifacts, in_time, kept_refits, monitoring
 from raypipe.work.results.models import Registered, Searched, Trained
 from raypipe.work.show import Show, Training
 
-FEW_CLASSES = 20
+FEW_CLASSES = 20  # with more of them that are all numbers, a regression may be meant
 
 
 @artifacts.kept

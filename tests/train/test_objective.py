@@ -244,3 +244,11 @@ def test_the_last_epoch_can_be_the_result_whatever_validation_says() -> None:
         losses = [epoch["val_loss"] for epoch in state.history]
         assert losses.index(min(losses)) < 4
         assert state.best_epoch == (4 if result == "last" else losses.index(min(losses)))
+
+
+def test_probabilities_are_judged_by_their_error_if_nothing_is_set() -> None:
+    """val_accuracy is 1 in each epoch where all labels lie on one side of 0.5."""
+    tree = {"table": {"uri": "unused"}, "model": {"task": "probability"}}
+    assert validate(TrainJob, tree).train.stopping.metric == "val_mae"
+    asked = tree | {"train": {"stopping": {"metric": "val_accuracy"}}}
+    assert validate(TrainJob, asked).train.stopping.metric == "val_accuracy"

@@ -13,10 +13,12 @@ from raypipe.costs.estimate import Part
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.registry import tracking
+from raypipe.registry.export import Exported, Int8
 from raypipe.registry.runs import KEY
 from raypipe.registry.versions import ModelVersion
 from raypipe.tables.table import append
 from raypipe.work import training
+from raypipe.work.export import ExportedModel
 from raypipe.work.planned import Planned
 from raypipe.work.results.models import Registered, Trained
 
@@ -140,3 +142,11 @@ def test_what_is_not_estimated_is_in_no_upper_bound() -> None:
     assert lacks.facts()["takes"].startswith("about 40 min")
     assert lacks.facts()["takes"].endswith("without what is not estimated")
     assert not lacks.summary()["is_upper_bound"]
+
+
+def test_two_numbers_are_no_labels_that_agree() -> None:
+    """int8 of a regression said "same labels: 0.0%"."""
+    small = Int8(0.0, 0.1, 4.0, 1.5, None, None)
+    done = Exported(Path("a.onnx"), "onnx", 10, 1e-6, 3, "drawn", small)
+    assert "int8, same labels" in ExportedModel("m/1", False, done).facts()
+    assert "int8, same labels" not in ExportedModel("m/1", True, done).facts()

@@ -177,10 +177,14 @@ def _together(shares: Sequence[tuple[float | None, float, float]]) -> tuple[floa
     """(how many in all, their mean share) of (share, how many, seconds) by node: one that was lost
     after a minute weighs a minute.
     """
-    known = [(share, count, count * s) for share, count, s in shares if share is not None]
-    weight = sum(one for *_, one in known)
-    mean = sum(share * one for share, _, one in known) / weight if weight else 0.0
-    return sum(count for _, count, _ in known), mean
+    total = weight = busy = 0.0
+    for share, count, seconds in shares:
+        if share is None:
+            continue
+        total += count
+        weight += count * seconds
+        busy += share * count * seconds
+    return total, busy / weight if weight else 0.0
 
 
 def _memory(nodes: Sequence[NodeUse]) -> list[str]:

@@ -13,8 +13,8 @@ from raypipe.costs.spent import Spent
 from raypipe.registry.runs import KEY
 from raypipe.registry.versions import ModelVersion
 from raypipe.report.formats import begun
+from raypipe.search import finished, refit
 from raypipe.search import page as search_page
-from raypipe.search import refit
 from raypipe.search.ledger import Ledger
 from raypipe.search.result import SearchResult
 from raypipe.train.job import TrainJob, TrainResult
@@ -186,7 +186,7 @@ class Searched(Result):
         return self.registered.key(self.result.best.key)
 
     def files(self) -> dict[str, Path]:
-        names = ("config.yaml", "best.yaml", "result.json", "schedule.yaml", "usage.json")
+        names = ("config.yaml", finished.BEST, "result.json", "schedule.yaml", "usage.json")
         made = _of_folder(self.result.folder, *names)
         return {**super().files(), **made, **self.registered.files(self.result.job.run)}
 
