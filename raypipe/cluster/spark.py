@@ -230,8 +230,9 @@ def _start_head(
     answer in time.
     """
     options = dict(word.partition("=")[::2] for word in command if word.startswith("--"))
+    of_head = {"--dashboard-host": "127.0.0.1"} | _clear_of_dashboard(options)
     command = [
-        "--dashboard-host=127.0.0.1" if word.startswith("--dashboard-host=") else word
+        f"{name}={of_head[name]}" if (name := word.partition("=")[0]) in of_head else word
         for word in command
     ]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -259,6 +260,22 @@ def _start_head(
         head.terminate()
         head.wait(END_S)
     raise ClusterError(f"Ray's head on the Spark driver did not start: {said}")
+
+
+def _clear_of_dashboard(options: Mapping[str, str]) -> dict[str, str]:
+    """The ports of the head's workers without the dashboard's: the longer part of their range.
+
+    options: of the head's command. Ray on Spark takes a thousand from 20000 on, whoever has the
+    dashboard among them, and then Ray refuses to start.
+    """
+    first, last = "--min-worker-port", "--max-worker-port"
+    dashboard = options.get("--dashboard-port")
+    if dashboard is None or not {first, last} <= options.keys():
+        return {}
+    port, low, high = int(dashboard), int(options[first]), int(options[last])
+    if not low <= port <= high:
+        return {}
+    return {last: str(port - 1)} if port - low > high - port else {first: str(port + 1)}
 
 
 def ensure_token() -> None:

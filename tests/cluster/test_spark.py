@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 import pytest
 
+from raypipe.cluster import spark
 from tests.local_spark import (
     MARK,
     MASTER,
@@ -122,11 +123,11 @@ class Held:
 
 def free_port() -> int:
     """One that the system gives to nobody: Spark and Ray start for half a minute, and one that it
-    had given and taken back was another process's by then."""
-    given = Path("/proc/sys/net/ipv4/ip_local_port_range")
-    lowest = int(given.read_text().split()[0]) if given.exists() else 32_768
-    # From 10002 to 19999 are those of Ray's workers.
-    for port in random.sample(range(20_000, max(lowest, 21_000)), 100):
+    had given and taken back was another process's by then.
+
+    It is one of those that Ray on Spark has for the head's workers: there a dashboard is hardest.
+    """
+    for port in random.sample(range(20_000, 21_000), 100):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     pytest.fail("none of a hundred ports is free")
@@ -157,6 +158,25 @@ def held() -> Iterator[Held]:
         with suppress(psutil.Error):
             process.kill()
     cluster.process.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("dashboard", "first", "last"),
+    [
+        ("20742", "20000", "20741"),
+        ("20000", "20001", "20999"),
+        ("20999", "20000", "20998"),
+        ("21000", "20000", "20999"),
+        ("8265", "20000", "20999"),
+    ],
+)
+def test_the_heads_workers_leave_the_dashboards_port_free(
+    dashboard: str, first: str, last: str
+) -> None:
+    options = {"--min-worker-port": "20000", "--max-worker-port": "20999"}
+    moved = spark._clear_of_dashboard({"--dashboard-port": dashboard, **options})
+    assert options | moved == {"--min-worker-port": first, "--max-worker-port": last}
+    assert spark._clear_of_dashboard(options) == {}
 
 
 def token() -> str:
