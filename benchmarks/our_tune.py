@@ -72,8 +72,10 @@ def settings(asked: Line) -> dict[str, Any]:
 class Unregistered(Ledger):
     """The clock of a search whose trials get no runs in MLflow: nothing is kept for them."""
 
-    def ending(self, trials: int, speed: Speed | None, refit: bool = False) -> Ending:
-        return super().ending(0, speed, refit)
+    def ending(
+        self, trials: int, speed: Speed | None, refit: bool = False, fewest: bool = False
+    ) -> Ending:
+        return super().ending(0, speed, refit, fewest)
 
 
 def search(asked: Line, job: Job) -> tuple[Line, Winner, Pinned]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 from pathlib import Path
@@ -252,6 +253,9 @@ def test_ours_keeps_no_time_for_what_nobody_registers() -> None:
     )
     assert whole.ending(304, None).seconds - ours.ending(304, None).seconds > 20
     assert ours.ending(304, None).seconds > 8, "package and page"
+    # It is asked as a ledger is: a race of ten minutes ended with a TypeError.
+    asked = (inspect.signature(of.ending) for of in (clocks.Ledger, our_tune.Unregistered))
+    assert len({str(of) for of in asked}) == 1
 
 
 def test_the_curve_ends_with_the_budget() -> None:
