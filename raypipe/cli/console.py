@@ -250,7 +250,8 @@ class Training:
             f"{metrics['images_per_s']:,.0f} images/s",
             "" if state.stopped else left,
         )
-        self._judged = f"{self._metric} {_figure(metrics[self._metric])}"
+        if self._metric in metrics:  # a refit has no validation
+            self._judged = f"{self._metric} {_figure(metrics[self._metric])}"
         self._console.say(f"epoch {state.epoch:>3}{self._of}  {' · '.join(p for p in parts if p)}")
 
     def _so_far(self, epochs: float) -> tuple[float, str]:

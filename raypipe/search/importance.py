@@ -47,6 +47,8 @@ def importance(trials: Sequence[Trial], metric: str, mode: Mode) -> dict[str, fl
         columns.append(_column([trial.changes.get(name) for trial in compared]))
     inputs = np.column_stack(columns)
     metrics = np.array([values[trial.name] for trial in compared])
+    # In units of their spread: to a tree a variance of 2e-16 is none, whatever the labels' unit.
+    metrics = (metrics - metrics.mean()) / (metrics.std() or 1.0)
     forest = RandomForestRegressor(TREES, random_state=0).fit(inputs, metrics)
     permuted = permutation_importance(forest, inputs, metrics, n_repeats=REPEATS, random_state=0)
     # How much worse the forest predicts with a field's values shuffled.

@@ -113,6 +113,14 @@ class Spared:
     device_s: float = 0.0
 
 
+def lacks_metric(trials: Sequence[Trial], metric: str) -> bool:
+    """Were the trainings sound, and the metric never a number?"""
+    lines = [line for trial in trials for line in trial.history]
+    return bool(lines) and all(
+        unusable(line) is None and math.isnan(metric_of(line, metric)) for line in lines
+    )
+
+
 def ranked(trials: Iterable[Trial], metric: str, mode: Mode) -> list[Trial]:
     """From best to worst; those without a usable epoch come last.
 

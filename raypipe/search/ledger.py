@@ -67,6 +67,7 @@ class Ledger:
         self.phases: dict[str, Phase] = {}
         self.refit_share = 0.0
         self.refits = False
+        self.fits_heads_again = False
         self.forecast = Forecast()
         self.start_s = 0.0
         self.notes: list[str] = []

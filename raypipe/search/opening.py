@@ -97,7 +97,9 @@ def answer(
     if fitted:
         best = leaderboard.ranked(fitted, rule.metric, rule.mode)[0]
         if best.checkpoint is None:
-            log.warning("The first answer has no usable head: each one's scores are not finite")
+            lacks = leaderboard.lacks_metric(fitted, rule.metric)
+            why = f"{rule.metric} has no value" if lacks else "each one's scores are not finite"
+            log.warning("The first answer has no usable head: %s", why)
             return first
         log.info(
             "The first answer after %.0f s: %s %.4g (%s)",
@@ -144,15 +146,19 @@ def _expect(ledger: Ledger, job: TrainJob, cfg: SearchConfig, first: FirstAnswer
     """
     forecast = ledger.forecast
     forecast.works_per_s = first.works_per_s
-    if cfg.ensemble < 2 or not first.trials:
+    if not first.trials:
+        return
+    members = min(len(first.trials), max(1, cfg.ensemble - 1))
+    # A single head has a refit's time, if there is one.
+    if ledger.fits_heads_again and (cfg.ensemble > 1 or not ledger.refits):
+        # As if they took equally long: the slow ones may not be chosen.
+        mean_s = fmean(trial.seconds for trial in first.trials)
+        forecast.again_s = budget.again_s([mean_s] * members)
+    if cfg.ensemble < 2:
         return
     models = [replace(job, trial.changes).model for trial in first.trials]
     forecast.others_s = networks.heads_s(models, cfg.ensemble - 1, first.works_per_s)
     forecast.others = max(0, forecast.others - len(models))
-    if ledger.refits:
-        # As if they took equally long: the slow ones may not be chosen.
-        mean_s = fmean(trial.seconds for trial in first.trials)
-        forecast.again_s = budget.again_s([mean_s] * min(len(models), cfg.ensemble - 1))
 
 
 def end_with(

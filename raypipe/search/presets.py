@@ -21,8 +21,10 @@ PRESETS: dict[str, dict[Preset, Any]] = {
     # heads, a fine-tuned refit and their mean had 88.7 to 89.6, 90.3 and 90.3 to 91.0 % right.
     "first_answer": {"fast": True, "good": True, "best": True},
     "ensemble": {"fast": 5, "good": 5, "best": 5},
-    # A trial of 96 or 128 px learns larger pictures in its refit, as far as there is time.
-    "refit": {"fast": None, "good": LARGER, "best": LARGER},
+    # A trial of 96 or 128 px learns larger pictures in its refit, as far as there is time. Heads
+    # alone take seconds, and a quarter more images are worth .8 points of accuracy
+    # (benchmarks/results/2026-11-27-refit-of-heads.md).
+    "refit": {"fast": "heads", "good": LARGER, "best": LARGER},
     # What trials leave for it. 180 s of trials and a refit of 13 epochs took 14 to 27 minutes on
     # the solar cells (benchmarks/results/2026-11-22-search.md).
     "refit_share": {"fast": None, "good": 0.6, "best": 0.5},

@@ -23,7 +23,7 @@ from raypipe.search.result import SearchResult
 from raypipe.search.settings import SearchConfig
 from raypipe.train import checkpoint, trainer
 from raypipe.train.job import TrainJob, TrainResult
-from raypipe.train.loop import Report
+from raypipe.train.loop import LoopState, Report
 from raypipe.train.measure.meter import ReportPosition
 from raypipe.train.pace import ANNEALED
 from raypipe.train.spark_place import refuse
@@ -39,29 +39,39 @@ _FIXED = {
     "train.result": "Its last epoch is the result: images that it learns choose no epoch",
     "train.stopping.metric": "It has chosen among the trials, and a refit has no validation",
 }
+FEWEST_TESTS = 100
+"""Test images that a model needs which has learned from validation, if validation has as many. With
+fewer, drift checks estimate no accuracy (train/shifted.py)."""
 _SHAPE = {"model.name", "model.mode"}  # and model.options: with others, weights do not fit
 
 
 def check(job: TrainJob, cfg: SearchConfig) -> None:
     """Raise ConfigError, before a search starts, for a refit that its job refuses, or a head of
     its first answer, which may be the best."""
-    if cfg.refit is None:
-        return
-    changes = _changes(job, cfg.refit)
-    _require_own(cfg.refit, job)
+    if cfg.refit is None or (job.model.calibrate and not cfg.trains_again):
+        return  # heads stay as they are then (`untested`)
+    changes = _changes(job, cfg.refit_changes or {})
+    if cfg.trains_again:
+        _check_training(job, cfg, changes)
+    if cfg.first_answer:
+        for head in _heads(job):
+            _refitted(head, changes, "search.first_answer=false")
+
+
+def _check_training(job: TrainJob, cfg: SearchConfig, changes: dict[str, Any]) -> None:
+    """Raise ConfigError for a refit of a whole training that the job refuses."""
+    wanted = cfg.refit_changes or {}
+    _require_own(wanted, job)
     for name in (f"train.stopping.{rule}" for rule in _ENDS):
-        if cfg.refit.get(name) is not None:
+        if wanted.get(name) is not None:
             raise ConfigError(
                 f"search.refit.{name} would end the refit before its learning rate has fallen",
-                got=cfg.refit[name],
+                got=wanted[name],
                 rule="A refit must train to its last epoch",
                 fix="Set it to null, or limit search.refit.train.epochs or search.budget_s",
             )
     # A preset may have set the refit, and the first answer.
     refuse(_refitted(job, changes, "search.refit=null"), "search.refit")
-    if cfg.first_answer:
-        for head in _heads(job):
-            _refitted(head, changes, "search.first_answer=false")
 
 
 def _require_own(wanted: dict[str, Any], job: TrainJob) -> None:
@@ -89,10 +99,10 @@ def _has(job: TrainJob, name: str, value: Any) -> bool:
 
 def check_splits(job: TrainJob, cfg: SearchConfig, pinned: Pinned) -> None:
     """Raise ConfigError if a refit would train on a split that has no rows, or on test images,
-    which are to judge its model."""
-    if cfg.refit is None:
+    which are to judge its model. Of heads alone: they stay as they are then (`untested`)."""
+    if not cfg.trains_again:
         return
-    changes = _changes(job, cfg.refit)
+    changes = _changes(job, cfg.refit_changes or {})
     of_feed = {name: changes[name] for name in changes if name.startswith("feed.")}
     feed = replaced(job, of_feed).feed
     unknown = sorted(set(pinned.parts(feed.train)) - pinned.splits)
@@ -111,6 +121,23 @@ def check_splits(job: TrainJob, cfg: SearchConfig, pinned: Pinned) -> None:
             rule="It trains on training and validation images",
             fix="Give the table three splits (raypipe ingest makes them), or set search.refit=null",
         )
+
+
+def untested(job: TrainJob, pinned: Pinned) -> str:
+    """Why heads should not learn from validation images; "": they may.
+
+    Validation has something else to do, or too few other images would say how good the model is:
+    no more for a card, for the reference of drift checks, and for their estimate of accuracy.
+    """
+    test = job.feed.test
+    if job.model.calibrate:
+        return "model.calibrate fits a temperature on validation images"
+    if pinned.common(str(splits(job)["feed.train"]), test):
+        return f"feed.test={test} has images that it would learn"
+    images = pinned.counts[test]
+    if images < min(FEWEST_TESTS, pinned.counts[job.feed.val]):
+        return f"feed.test={test} has {images:,} labelled images, too few to test it"
+    return ""
 
 
 def _refitted(job: TrainJob, changes: dict[str, Any], without: str) -> TrainJob:
@@ -207,7 +234,12 @@ def refit(
     model has the key of its training, so another refit of the same search is another model. until:
     see trainer.run.
     """
-    trained = trainer.run(planned, progress, report_position, until)
+
+    def told(metrics: dict[str, float], state: LoopState) -> None:
+        # Nobody should read what it says of images that it has learned.
+        progress(_without_validation(metrics), state)
+
+    trained = trainer.run(planned, told, report_position, until)
     return with_(
         result,
         job=planned.job,
@@ -251,11 +283,12 @@ def why_diverged(error: RaypipeError) -> str:
 
 def without_validation(trained: TrainResult) -> TrainResult:
     """The result without its metrics on validation images."""
-    history = tuple(
-        {name: value for name, value in metrics.items() if not name.startswith("val_")}
-        for metrics in trained.history
-    )
+    history = tuple(map(_without_validation, trained.history))
     return with_(trained, metrics=history[trained.best_epoch], history=history)
+
+
+def _without_validation(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not name.startswith("val_")}
 
 
 def summary(result: SearchResult) -> dict[str, str]:
@@ -267,8 +300,12 @@ def summary(result: SearchResult) -> dict[str, str]:
     epochs = f"{count} epoch{'s' * (count != 1)} at {job.model.pixels} px"
     if job.train.solver != "steps":
         epochs = f"fitted at once at {job.model.pixels} px"
-    if len(result.again) > 1:
-        epochs = f"all {len(result.again)} members; {result.again[0]}: {epochs}"
+    again = len(result.again)
+    if result.stay:
+        # The first member may be one of the others.
+        epochs = f"{again} of {len(result.members)} members: {', '.join(result.again)}"
+    elif again > 1:
+        epochs = f"all {again} members; {result.again[0]}: {epochs}"
     return {"trained again": f"on {job.feed.train}, {epochs}"}
 
 

@@ -20,6 +20,8 @@ in the time that is left. If it comes to nothing, or its weights are damaged, th
 again without it. Where a search is judged by another share, as val_balanced_accuracy, that one
 counts: with rare classes, who knows none of them is right as often.
 
+search.refit=heads leaves fine-tuned members as they are: heads alone are fitted again.
+
 It is all or nothing: if one member cannot be trained again, the ensemble stays as validation chose
 it. What is trained is kept by content in the run's folder, so a killed command finds it again.
 
@@ -40,7 +42,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from raypipe.config import key_of
-from raypipe.errors import ConfigError, RaypipeError, one_line
+from raypipe.errors import ConfigError, DataError, RaypipeError, one_line
 from raypipe.files import owned
 from raypipe.models.ensemble import Member
 from raypipe.models.intervals import wilson
@@ -82,16 +84,17 @@ class Again:
     """The members that are trained again.
 
     shares: by trial, the fine-tuned one first; they sum to 1. tuned: the fine-tuned one; None: all
-    are heads on frozen features.
+    are heads on frozen features. stay: members that are not trained again.
     """
 
     shares: dict[str, float]
     tuned: str | None
+    stay: tuple[str, ...] = ()
 
     @property
     def heads(self) -> tuple[str, ...]:
         """In the order of the ensemble."""
-        return tuple(name for name in self.shares if name != self.tuned)
+        return tuple(n for n in self.shares if n != self.tuned and n not in self.stay)
 
     def lifted(self, grows: bool) -> Again:
         """With at least LEAST for a fine-tuned member that `grows`; heads keep their relations."""
@@ -123,20 +126,39 @@ def chosen_of(found: SearchResult, wanted: Mapping[str, Any] | None = None) -> A
 
     wanted: search.refit and its epochs, if a fine-tuned trial may join heads; None: none may.
     """
-    shares = dict(zip(found.members, found.shares, strict=True)) or {found.trials[0].name: 1.0}
-    frozen = [name for name in shares if found.models[name].mode == "frozen"]
+    shares, frozen = _members(found)
     return chosen(shares, frozen, None if wanted is None else _rival(found, wanted))
 
 
-def again_of(
-    job: TrainJob, wanted: Mapping[str, Any], found: SearchResult, joins: bool
-) -> Again | str:
-    """Who is trained again, if the fine-tuned one can be; a text: why this member cannot.
+def heads_of(found: SearchResult) -> Again | str:
+    """The heads of the ensemble, or of the one model, are trained again, and nobody else; a text:
+    why none is."""
+    shares, frozen = _members(found)
+    if not frozen:
+        return "no head on frozen features is part of the model"
+    stay = tuple(name for name in shares if name not in frozen)
+    return Again(shares, None, stay)
 
-    job: the search's. joins: may a fine-tuned trial join heads? One that cannot be trained stays
-    away. Raises ConfigError for a member whose settings refuse what is wanted.
+
+def _members(found: SearchResult) -> tuple[dict[str, float], list[str]]:
+    """The weights of the model's members, by trial; and those that are heads."""
+    shares = dict(zip(found.members, found.shares, strict=True)) or {found.trials[0].name: 1.0}
+    return shares, [name for name in shares if found.models[name].mode == "frozen"]
+
+
+def again_of(job: TrainJob, cfg: SearchConfig, found: SearchResult) -> Again | str:
+    """Who is trained again, if the fine-tuned one can be; a text: why nobody is, or not this one.
+
+    job: the search's. Where a search makes ensembles, a fine-tuned trial may join heads; one that
+    cannot be trained stays away. Raises ConfigError for a member whose settings refuse what is
+    wanted.
     """
+    if not cfg.trains_again:
+        assert found.pinned is not None
+        return refit.untested(job, found.pinned) or heads_of(found)
+    wanted = cfg.refit_changes or {}
     # The job's epochs, of which trials within a budget may have had fewer.
+    joins = cfg.ensemble > 1
     again = chosen_of(found, {"train.epochs": job.train.epochs, **wanted} if joins else None)
     if again.tuned is None or not is_of_several(found, again):
         return again
@@ -216,11 +238,10 @@ def heads_again(
     return trained
 
 
-def refitted(
-    job: TrainJob, wanted: dict[str, Any], found: SearchResult, cfg: SearchConfig, train: Train
-) -> SearchResult:
-    """The search with its refit, without a clock. wanted: search.refit. job: the search's."""
-    again = again_of(job, wanted, found, joins=cfg.ensemble > 1)
+def refitted(job: TrainJob, found: SearchResult, cfg: SearchConfig, train: Train) -> SearchResult:
+    """The search with its refit, without a clock. job: the search's. cfg: with search.refit."""
+    wanted = cfg.refit_changes or {}
+    again = again_of(job, cfg, found)
     if isinstance(again, str):
         log.warning("No refit: %s", again)
         return found
@@ -246,7 +267,26 @@ def refitted(
             return without_rival(found, again, heads)
         if not _is_finished(heads[again.tuned]):
             return without_rival(found, again, heads)
-    return combined(found, again, heads)
+    return combined_or_as_it_was(found, again, heads, lambda why: log.warning("No refit: %s", why))
+
+
+def combined_or_as_it_was(
+    found: SearchResult,
+    again: Again,
+    trained: Mapping[str, SearchResult],
+    told: Callable[[str], object],
+) -> SearchResult:
+    """`combined`; or the search as it was, if the weights of a member that stays cannot be read.
+
+    told: takes why.
+    """
+    try:
+        return combined(found, again, trained)
+    except (DataError, SafetensorError, OSError) as e:
+        if not again.stay:
+            raise
+        told(f"a member that stays cannot be read: {one_line(e)}")
+        return found
 
 
 def _is_finished(done: SearchResult) -> bool:
@@ -307,35 +347,57 @@ def _breaks(
 def combined(
     found: SearchResult, again: Again, trained: Mapping[str, SearchResult]
 ) -> SearchResult:
-    """The search with the ensemble of these refits, by trial; with a single one, that refit.
+    """The search with the ensemble of these refits, by trial, and of who stays; with a single one,
+    that refit.
 
     Its job, history and metrics are those of its first member. As of every refit, the metrics have
     nothing of validation, which was trained on.
     """
     names = list(again.shares)
-    first = trained[names[0]]
+    first = trained[names[0]] if names[0] in trained else _led(found, again, trained)
     if len(names) == 1:
         return with_(first, trials=found.trials)
     again = again.lifted(_grows(found, again, trained))
-    key = key_of("refitted together", [(trained[n].best.key, again.shares[n]) for n in names])
+    stay = {name: alone(found, name) for name in again.stay}
+    # One that stays has no key of its own: that of what validation chose knows its weights.
+    content = [trained[n].best.key if n in trained else f"{found.best.key} {n}" for n in names]
+    shares = tuple(again.shares.values())
+    key = key_of("refitted together", list(zip(content, shares, strict=True)))
     path = first.job.folder(key) / WEIGHTS
     # Written again, it would be no checkpoint for a moment, in which another process may read it.
     with owned(path.parent):
         if checkpoint.verify(path) is not None:
-            parts = [_part(trained[name], name, again.shares[name]) for name in names]
+            every = {**trained, **stay}
+            parts = [_part(every[name], name, again.shares[name]) for name in names]
             state = checkpoint.read_model(Path(first.best.checkpoint)).state
             ensembles.write(path, ensembles.build(parts), state)
     best = with_(
         first.best,
         key=key,
         checkpoint=str(path),
-        seconds=sum(trained[name].best.seconds for name in names),
-        device_s=sum(trained[name].best.device_s for name in names),
+        seconds=sum(one.best.seconds for one in trained.values()),
+        device_s=sum(one.best.device_s for one in trained.values()),
     )
-    shares = tuple(again.shares.values())
-    members = tuple(names)
     return with_(
-        first, best=best, trials=found.trials, members=members, shares=shares, again=members
+        first,
+        best=best,
+        trials=found.trials,
+        members=tuple(names),
+        shares=shares,
+        again=tuple(name for name in names if name not in again.stay),
+    )
+
+
+def _led(found: SearchResult, again: Again, trained: Mapping[str, SearchResult]) -> SearchResult:
+    """The first member, which stays: beside its heads the model knows validation images, too."""
+    lead = alone(found, next(iter(again.shares)))
+    version = {"table.version": lead.best.version.version}
+    return with_(
+        lead,
+        job=refit.replaced(lead.job, refit.splits(lead.job) | version),
+        best=refit.without_validation(lead.best),
+        refitted=True,
+        pinned=trained[again.heads[0]].pinned,
     )
 
 

@@ -90,7 +90,12 @@ class SearchResult:
     def is_of_one_refit(self) -> bool:
         """Was its model made by one training after the search? Then that training has reported how
         it ended."""
-        return self.refitted and len(self.again) == 1
+        return self.refitted and len(self.again) == 1 and not self.stay
+
+    @property
+    def stay(self) -> tuple[str, ...]:
+        """The members that a refit left as they were."""
+        return tuple(name for name in self.members if self.again and name not in self.again)
 
     @property
     def plan(self) -> Plan:

@@ -148,13 +148,15 @@ class SearchConfig(Section):
     """Values of the trials after the first one, each as in `start`. At most a third of
     `samples` are starts. null: none; with the default space those of a learned portfolio."""
 
-    refit: dict[str, Any] | None = None
+    refit: dict[str, Any] | Literal["heads"] | None = None
     """Train the best trial's settings again on training and validation images, and register that
     model.
 
     null: no refit. {}: the same settings. {model.side_px: 224, train.epochs: 20}: more pixels and
     epochs than trials could afford. Of an ensemble, raypipe trains the heads on frozen features
-    and one fine-tuned member again; the other fine-tuned members leave it.
+    and one fine-tuned member again; the other fine-tuned members leave it. heads: the heads on
+    frozen features alone, which takes seconds; fine-tuned members stay as they are. Where too few
+    other images test the model, heads stay as they are, too.
     """
 
     # When it ends, and settings of single schedulers.
@@ -166,6 +168,17 @@ class SearchConfig(Section):
 
     pbt: PbtConfig = PbtConfig()
     """Settings of the schedulers pbt and pb2."""
+
+    @property
+    def refit_changes(self) -> dict[str, Any] | None:
+        """What a refit changes, beside the images; None: there is none. One of heads changes
+        nothing."""
+        return {} if self.refit == "heads" else self.refit
+
+    @property
+    def trains_again(self) -> bool:
+        """May a refit train for long? One of heads takes seconds."""
+        return self.refit is not None and self.refit != "heads"
 
     @property
     def populated(self) -> bool:

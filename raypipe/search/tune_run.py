@@ -30,6 +30,7 @@ from raypipe.search.trials.monitor import Held, Monitor, Stop
 from raypipe.search.trials.multi_worker_trial import GroupTrial
 from raypipe.search.trials.trial import run_trial
 from raypipe.search.trials.trial_resources import TrialResources
+from raypipe.train import trainer
 from raypipe.train.job import TrainJob
 from raypipe.train.stopping import is_budget
 from raypipe.train.worker import Data
@@ -137,6 +138,8 @@ def ranked(
         )
     # The search needs one model at least.
     if all(trial.checkpoint is None for trial in trials):
+        if leaderboard.lacks_metric(trials, job.train.stopping.metric):
+            raise trainer.never_a_number(job)
         raise nothing_usable(len(trials), folder, [find_own(one.error) for one in started])
     rule = job.train.stopping
     return leaderboard.ranked(trials, rule.metric, rule.mode)

@@ -113,7 +113,8 @@ def search(
     space = space.of(job)
 
     ledger = ledger or Ledger(cfg.budget_s)
-    ledger.refits, ledger.refit_share = cfg.refit is not None, cfg.refit_share
+    ledger.refits, ledger.refit_share = cfg.trains_again, cfg.refit_share
+    ledger.fits_heads_again = cfg.refit is not None
     in_key = _in_key(cfg)
 
     def key_at(version: TableVersion) -> str:
@@ -157,7 +158,7 @@ def _in_key(cfg: SearchConfig) -> dict[str, Any]:
     # Without them, the key is the same as before they were there.
     if cfg.budget_s is None:
         left_out |= {"budget_s", "refit_share"}
-    elif cfg.refit is None:
+    elif not cfg.trains_again:
         left_out.add("refit_share")
     if cfg.ensemble == 1:
         left_out.add("ensemble")
@@ -239,7 +240,7 @@ def _search_into(
     by_clock = None
     if space.by_clock:
         # Not a value of the trials: their names, and who trains the winner again, know no clock.
-        left_s = ledger.left_s(total, None) or 0.0
+        left_s = (ledger.left_s(total, None) or 0.0) - ledger.forecast.again_s
         timed = replace(job, {"train.anneal_s": budget.clocked_s(left_s)})
         by_clock = ByClock(total, time.time() + left_s)
 

@@ -104,8 +104,9 @@ def limited(
     found = measure([*models, *heads])  # all of them in turns
     of_trials = {model.shape: found[model.shape] for model in models}
     barred = limits.barred(of_trials, cfg.limits, [found[head.shape] for head in heads])
-    if cfg.refit is not None:
-        again = [refit.replaced(j, cfg.refit) for j in jobs if not barred[j.model.shape]]
+    if cfg.trains_again:
+        wanted = cfg.refit_changes or {}
+        again = [refit.replaced(j, wanted) for j in jobs if not barred[j.model.shape]]
         for one in measure([job.model for job in again]).values():
             fix = "Set a smaller search.refit.model.side_px, or search.refit={}, or raise the limit"
             limits.require(one, cfg.limits, "The model of search.refit", fix)

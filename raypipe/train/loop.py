@@ -219,7 +219,8 @@ def fitted(
     metrics["train_loss"] = state.loss_sum / max(1, state.seen)
     metrics["images_per_s"] = images / (counted_at - started)
     _end_epoch(state, metrics | engine.meter.epoch(), engine, cfg)
-    state.stopped = state.stopped or FITTED
+    # There is no second epoch that a rule could have ended.
+    state.stopped = (state.problem and state.stopped) or FITTED
     save(state)
     report(state.history[-1], state)
     return state

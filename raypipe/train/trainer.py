@@ -204,6 +204,14 @@ def _best_checkpoint(checkpoints: Path, state: LoopState) -> Path:
     return best
 
 
+def never_a_number(job: TrainJob) -> RaypipeError:
+    """For a sound training, or several, whose metric had no value."""
+    metric, known = job.train.stopping.metric, METRICS[job.model.task]
+    rule = "val_r2 needs validation labels that differ" if metric == "val_r2" else ""
+    fix = f"Set train.stopping.metric={known[1]}"
+    return RaypipeError(f"{metric} was never a number", rule=rule, fix=fix)
+
+
 def _require_usable(job: TrainJob, state: LoopState) -> None:
     """Raise RaypipeError if no epoch can be the result; warn if the newest cannot."""
     fix = "Lower train.lr, or set train.clip_norm"
@@ -213,11 +221,7 @@ def _require_usable(job: TrainJob, state: LoopState) -> None:
     all_finite = all(unusable(metrics) is None for metrics in state.history)
     if no_result and state.problem is None and all_finite:
         # The training is sound, but the metric was NaN in each epoch.
-        metric, known = job.train.stopping.metric, METRICS[job.model.task]
-        rule = "val_r2 needs validation labels that differ" if metric == "val_r2" else ""
-        raise RaypipeError(
-            f"{metric} was never a number", rule=rule, fix=f"Set train.stopping.metric={known[1]}"
-        )
+        raise never_a_number(job)
     if no_result:
         raise RaypipeError(
             DIVERGED,

@@ -96,9 +96,12 @@ def _sampling(
     return {"feed.sampling": wanted, "feed.mix": mix, "feed.weights": weights}
 
 
-def is_search(watch: WatchConfig, refit: dict[str, Any] | None) -> bool:
-    """Is a challenger searched for? Of the champion's settings alone, too, if a refit follows."""
-    return watch.retrain_samples > 1 or refit is not None
+def is_search(watch: WatchConfig, cfg: SearchConfig, is_head: bool = False) -> bool:
+    """Is a challenger searched for? Of the champion's settings alone, too, if a refit follows.
+
+    is_head: is the champion a head on frozen features?
+    """
+    return watch.retrain_samples > 1 or cfg.trains_again or (is_head and cfg.refit is not None)
 
 
 def searched(
@@ -128,8 +131,8 @@ def searched(
         changes["budget_s"] = None
     if cfg.populated:  # a population is as large as the machine; this is a small search
         changes["scheduler"] = "asha"
-    if cfg.refit is not None:
-        changes["refit"] = {"train.workers": first.train.workers} | cfg.refit
+    if cfg.trains_again:
+        changes["refit"] = {"train.workers": first.train.workers} | (cfg.refit_changes or {})
         first = replace(first, {"train.workers": 1})
     return first, validate(SearchConfig, cfg.model_dump() | changes)
 

@@ -106,7 +106,7 @@ def search(
         return done
 
     if asked.refit is not None:
-        found = refit_together.refitted(base, asked.refit, found, asked, train)
+        found = refit_together.refitted(base, found, asked, train)
     if not found.is_of_one_refit:
         telling.finished(monitors, found.plan.job, found.best)
     why = replace(why, device_s=found.device_s)
@@ -127,9 +127,11 @@ def of_heads(
     monitors: Sequence[Monitor] = (),
 ) -> Challenger:
     """The champion's heads, all fitted to the new rows, within search.limits."""
-    of_each = heads.jobs(members, first, cfg.refit)
-    rows = _pin(of_each[0], opened)
+    rows = _pin(first, opened)
     refit.check_splits(first, cfg, rows)
+    learns_both = cfg.trains_again or not refit.untested(first, rows)
+    of_each = heads.jobs(members, first, cfg.refit_changes if learns_both else None)
+    rows = _pin(of_each[0], opened)
     heads.check(members, of_each, cfg.limits, rows)
     say(f"Fitting the champion's {len(members)} heads to {_table(first)}, {of_each[0].feed.train}")
     found = heads.fitted(members, of_each, lambda job: _pin(job, opened), monitors)

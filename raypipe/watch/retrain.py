@@ -301,7 +301,7 @@ def _retrain(request: Request, wanted: Wanted, pinned: Pinned, held: Held) -> Re
     # The package says how the champion was trained: a challenger starts from those settings.
     theirs = validate(TrainJob, package.info["config"])
     first = around.challenger(
-        job, cfg.watch, cfg.search.refit, theirs, pinned.version.version, labelled
+        job, cfg.watch, cfg.search.refit_changes, theirs, pinned.version.version, labelled
     )
     first, start = begin(first, cfg.watch, champion, package, pinned, say)
     why = CalledFor("retrain", wanted.reason, champion, _evidence(checked), start=start)
@@ -310,7 +310,7 @@ def _retrain(request: Request, wanted: Wanted, pinned: Pinned, held: Held) -> Re
         challenger, trained, device_s = challenge.of_heads(
             store, members, cfg.search, first, pinned, say, why, monitors
         )
-    elif around.is_search(cfg.watch, cfg.search.refit):
+    elif around.is_search(cfg.watch, cfg.search, first.model.mode == "frozen"):
         search = within_budget(cfg.search, _left_h(cfg.watch, held, wanted.spent_h))
         challenger, trained, device_s = challenge.search(
             store, search, cfg.watch, first, pinned, say, why, monitors

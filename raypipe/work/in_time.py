@@ -108,14 +108,13 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
     A refit that was begun keeps its plan in the search's folder: so the same command goes on with
     it after a kill.
     """
-    wanted = job.search.refit
+    wanted = job.search.refit_changes
     if wanted is None:
         return found
     settled = kept_refits.settled(job, found)
     if settled is not None and not settled["again"]:
         return _as_it_was(found, ledger, settled["why"])
-    joins = job.search.ensemble > 1
-    again = refit_together.again_of(job.training, wanted, found, joins)
+    again = refit_together.again_of(job.training, job.search, found)
     if isinstance(again, str):
         return _as_it_was(found, ledger, again)
     if refit_together.is_of_several(found, again):
@@ -185,7 +184,11 @@ def _refitted_together(
                 ledger.notes.append(f"The heads were fitted again without {again.tuned}")
             return left
         trained[again.tuned] = tuned
-    return refit_together.combined(found, again, trained)
+
+    def told(why: str) -> None:
+        _as_it_was(found, ledger, why)
+
+    return refit_together.combined_or_as_it_was(found, again, trained, told)
 
 
 def _named(found: SearchResult, names: Collection[str], first: str | None) -> list[Trial]:
@@ -280,7 +283,7 @@ def _over_limits(job: Job, found: SearchResult, ledger: Ledger) -> str:
     limits, pinned = job.search.limits, found.pinned
     if found.trials[0].drawn or not limits.of_models or pinned is None:
         return ""
-    wanted = job.search.refit or {}
+    wanted = job.search.refit_changes or {}
     if ledger.budget_s is not None:
         # A head stays at its own resolution: see _planned.
         wanted = wanted | {"model.side_px": found.job.model.side_px}
@@ -366,10 +369,12 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
         return plan, None
     leading = [trial for trial in found.trials if trial.name in found.again] or found.trials[:1]
     speed = _expect(found, found.trials_of_members if found.shares else leading, ledger)
-    if found.refitted:
+    # Who leads may be as it was, beside heads.
+    leads = found.refitted and not found.stay
+    if leads:
         forecast.views = found.job.model.views  # search.refit may have set them
     expected = ledger.ending(len(found.trials), speed, refit=found.refitted)
-    if speed is not None and found.refitted:
+    if speed is not None and leads:
         expected = expected.at(found.job.model.pixels / speed.side_px)
     ledger.plan("ending", expected.seconds, str(expected))
     rate, registry = 1 / expected.prediction_s, plan.job.registry

@@ -80,7 +80,9 @@ def _train(job: Job, show: Show, monitors: Sequence[Monitor]) -> Trained:
 
 def _shown(job: TrainJob, show: Show) -> AbstractContextManager[Training]:
     train = job.train
-    return show.training(train.epochs, train.stopping.metric, train.anneal_s)
+    # A head that is fitted at once counts as one.
+    epochs = train.epochs if train.solver == "steps" else 1
+    return show.training(epochs, train.stopping.metric, train.anneal_s)
 
 
 def _with_moves(job: Job) -> Job:
@@ -204,7 +206,9 @@ def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
         # Trials' processes import Tune's patches when they start.
         resources = connect(job.cluster, preload=tune_patches.PRELOAD)
     ledger.started()
-    refits = None if job.search.refit is None else refit.learned(job.training, job.search.refit)
+    wanted, refits = job.search.refit_changes, None
+    if job.search.trains_again or not refit.untested(job.training, pinned):
+        refits = None if wanted is None else refit.learned(job.training, wanted)
     _tell_of_splits(pinned, job.feed, show, refits)
     price = price_of(job, resources)
     result, version, store = search_and_register(job, show, pinned, price, monitors, ledger)

@@ -165,7 +165,7 @@ def retrain(job: Job, show: Show) -> Retrained:
 
 def _retrain(job: Job, show: Show, tell: Sinks, monitors: Sequence[Monitor]) -> Retrained:
     began = time.monotonic()
-    if around.is_search(job.watch, job.search.refit):
+    if around.is_search(job.watch, job.search):
         alone = "watch.retrain_samples=1 and search.refit=null"
         refuse(job.training, "The search for a challenger", alone)
     pinned = pin(job.table, job.feed, kind=job.model.task)

@@ -327,6 +327,7 @@ def test_after_a_refit_the_speed_is_still_the_trials() -> None:
     found: Any = SimpleNamespace(
         trials=(trial,),
         again=(),
+        stay=(),
         models={"trial-0": ModelConfig(mode="finetune", side_px=128)},
         job=SimpleNamespace(
             model=ModelConfig(mode="finetune", side_px=224), train=TrainConfig(workers=2)
@@ -382,6 +383,7 @@ def test_a_refit_of_more_views_leaves_time_for_them(tmp_path: Path) -> None:
         found: Any = SimpleNamespace(
             trials=(trial,),
             again=(),
+            stay=(),
             shares=(),
             refitted=False,
             models={"trial-0": tuned},
@@ -502,7 +504,7 @@ def test_a_preset_sets_only_what_the_user_did_not() -> None:
     assert none.search.refit is None and none.search.budget_s == 1200
     assert (job.search.first_answer, job.search.ensemble) == (True, 5)
     fast = validate(SearchConfig, {"preset": "fast"})
-    assert (fast.budget_s, fast.refit, fast.first_answer, fast.ensemble) == (180, None, True, 5)
+    assert (fast.budget_s, fast.refit, fast.first_answer, fast.ensemble) == (180, "heads", True, 5)
     plain = validate(SearchConfig, {"preset": "best", "first_answer": False, "ensemble": 1})
     assert (plain.first_answer, plain.ensemble, plain.refit) == (False, 1, {"model.side_px": 224})
     assert changed(fast, {"budget_s": None}).budget_s is None, "a resolved one is not filled again"

@@ -315,3 +315,13 @@ def test_a_search_with_one_worker_searches_what_the_user_left_open(workers: int 
     assert one.train.workers == 1
     given = defaults.space(of.training, 2000, gpu=False)
     assert set(defaults.space(one, 2000, gpu=False)) == set(given) and len(given) > 5
+
+
+@pytest.mark.parametrize("solver", ["closed", "lbfgs"])
+def test_a_head_that_is_fitted_at_once_is_tried_once(solver: str) -> None:
+    def samples(search: dict[str, Any]) -> int:
+        of = job(search=search, train={"solver": solver})
+        return defaults.with_default_space(of.training, of.search, {"train": 2000}, False).samples
+
+    assert samples({}) == samples({"preset": "good"}) == 1
+    assert samples({"space": {"model.head": "choice(linear, kernel)"}}) == 16

@@ -83,3 +83,11 @@ def test_more_epochs_are_no_hyperparameter() -> None:
         )
     found = shares(made)
     assert next(iter(found)) == "lr" and found["lr"] > 0.9
+
+
+def test_it_does_not_depend_on_the_unit_of_the_metric() -> None:
+    """Labels in metres instead of nanometres had no importance."""
+
+    small = [trial(i, one.changes, 1e-12 * one.metric) for i, one in enumerate(trials(40))]
+    found = shares(small)
+    assert next(iter(found)) == "lr" and found["lr"] > 0.6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -120,3 +121,16 @@ def test_how_a_trial_ended_is_said_of_each_by_its_name() -> None:
     assert [row.trial for row in rows] == list(names)
     assert [row.stopped_early for row in rows] == [False, True, True, False, False]
     assert [row.fitted for row in rows] == [False, False, False, True, False]
+
+
+def test_a_metric_without_a_value_is_no_divergence() -> None:
+    """It told of a learning rate that is too high."""
+    sound = {"train_loss": 0.1, "val_loss": 0.1, "val_r2": math.nan}
+
+    def lacks(line: dict[str, float]) -> bool:
+        one = Trial("a", {}, math.nan, 1, False, (line,), None)
+        return leaderboard.lacks_metric([one], "val_r2")
+
+    assert lacks(sound) and not lacks(sound | {"val_loss": math.nan})
+    assert not lacks(sound | {"val_r2": 0.5}), "its weights are damaged"
+    assert not leaderboard.lacks_metric([], "val_r2")

@@ -285,7 +285,7 @@ def test_a_refit_that_was_ended_before_its_last_epoch_is_no_model(
         return refit.refit(planned, member, lambda *given: None, lambda *given: None)
 
     # Nor is it a retrain's.
-    same = refit_together.refitted(job.training, soon, found, job.search, train)
+    same = refit_together.refitted(job.training, found, job.search, train)
     assert not same.refitted
 
     # One without a usable epoch costs itself alone, at first and on each rerun.
@@ -298,7 +298,7 @@ def test_a_refit_that_was_ended_before_its_last_epoch_is_no_model(
         assert str(version).endswith("/1")
         assert "No refit: it diverged" in ledger.notes[0] and in_time.STAYS in ledger.notes[0]
         assert "search.refit.train.lr" in ledger.notes[0]
-    assert not refit_together.refitted(job.training, nan, found, job.search, train).refitted
+    assert not refit_together.refitted(job.training, found, job.search, train).refitted
     with pytest.raises(RaypipeError, match="a worker died"):
         refit.why_diverged(RaypipeError("a worker died"))
 
@@ -413,3 +413,25 @@ def test_on_the_command_line_it_is_nested_or_dotted_and_null_is_a_value() -> Non
     assert (
         nested.search.refit == dotted.search.refit == {"train.epochs": 3, "train.clip_norm": None}
     )
+
+
+def test_heads_of_a_calibrated_model_stay_as_they_are() -> None:
+    """The preset was refused, by the name of a setting that nobody had set."""
+    tree = {"table": {"uri": "unused"}, "model": {"calibrate": True}, "search": {"preset": "fast"}}
+    job = validate(Job, tree)
+    refit.check(job.training, job.search)
+    pinned: Any = SimpleNamespace(counts={"test": 900, "val": 300}, common=lambda *of: [])
+    assert "temperature" in refit.untested(job.training, pinned)
+
+
+def test_heads_learn_from_validation_if_test_images_are_left() -> None:
+    job = validate(Job, {"table": {"uri": "unused"}}).training
+
+    def why(val: int, test: int, common: list[str]) -> str:
+        counts = {"val": val, "test": test}
+        pinned: Any = SimpleNamespace(counts=counts, common=lambda *of: common)
+        return refit.untested(job, pinned)
+
+    assert why(300, 100, []) == why(30, 30, []) == ""
+    assert "99 labelled images" in why(300, 99, []) and "29 labelled" in why(30, 29, [])
+    assert "would learn" in why(300, 300, ["val"])

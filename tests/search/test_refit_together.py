@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace as with_
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -273,6 +275,121 @@ def test_all_members_are_trained_again_or_none(
 
 
 @pytest.mark.usefixtures("ray_session")
+def test_heads_are_fitted_again_beside_trials_that_stay(
+    cells: TableConfig, searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head of weight .3, and trials of .6 and .1."""
+    only_lite0(monkeypatch)
+    choose(monkeypatch, 0.3, 0.6, 0.1)
+    asked = ASKED | {"search.refit": "heads", "table.uri": cells.uri}
+    monkeypatch.setattr(refit, "FEWEST_TESTS", 5)
+    job = searches(tmp_path, **asked)
+    before = training.search_and_refit(replace(job, {"search.refit": None}), Shown(True))
+    told: list[Mapping[str, Any]] = []
+    monitors = [cast(Monitor, SimpleNamespace(note=lambda stream, values: told.append(values)))]
+    ledger = Ledger(BUDGET)
+    result, version, store = training.search_and_register(
+        job, Shown(True), monitors=monitors, ledger=ledger
+    )
+    assert result.key == before.key, "a refit does not change the search"
+    (head,) = result.again
+    stay = tuple(name for name in before.members if name != head)
+    assert head.startswith(FIRST) and result.stay == stay and len(stay) == 2
+    assert (result.members, result.shares) == (before.members, before.shares)
+    assert not result.is_of_one_refit
+    # Each training has one end, and the ensemble has one.
+    ended = [values["RunId"] for values in told if values["Kind"] == "finished"]
+    assert len(ended) == len(set(ended)) == 2 and result.best.key in ended
+    # What the head has learned is the model's; the trials' weights are as they were.
+    assert result.job.feed.train == "train+val" and result.job.model == result.models[head]
+    assert result.pinned is not None and result.pinned.counts["train+val"] > 0
+    assert not any(name.startswith("val_") for name in result.best.metrics)
+    said = refit.summary(result)["trained again"]
+    assert said == f"on train+val, 1 of 3 members: {head}"
+    model = fetching.fetch(store, version).model
+    old = trainer.assemble(before.job, before.best)
+    assert isinstance(model, EnsembleModel) and isinstance(old, EnsembleModel)
+
+    def weights_of(ensemble: EnsembleModel, name: str) -> list[Any]:
+        place = [member.name for member in ensemble.members].index(name)
+        return [weight.detach() for weight in ensemble.heads[place].parameters()]
+
+    for name in result.members:
+        both = zip(weights_of(model, name), weights_of(old, name), strict=True)
+        is_same = all(a.shape == b.shape and bool((a == b).all()) for a, b in both)
+        assert is_same == (name != head)
+    trials_s = sum(trial.device_s for trial in result.trials)
+    (fitted,) = (trial for trial in result.trials if trial.name == head)
+    assert trials_s < result.device_s < trials_s + 10 * fitted.device_s + 5
+    assert result.best.device_s < trials_s, "the trials' seconds count once"
+
+    # Equal settings are not equal weights where a clock ends trials.
+    def train(again: Any, member: SearchResult) -> SearchResult:
+        planned = refit.planned(again, member)
+        return refit.refit(planned, member, lambda *given: None, lambda *given: None)
+
+    other = with_(before, best=with_(before.best, key="elsewhere"))
+    found = [refit_together.refitted(job.training, of, job.search, train) for of in (before, other)]
+    assert found[0].best.key == result.best.key != found[1].best.key
+
+    # A trial that stays may lead: its settings are the model's, and it knows what its heads know.
+    shares = {stay[0]: 0.6, head: 0.3, stay[1]: 0.1}
+    of_head = refit.job_of(job.training, {"train.workers": 1}, refit_together.alone(before, head))
+    trained = {head: train(of_head, refit_together.alone(before, head))}
+    led = refit_together.combined(before, Again(shares, None, stay), trained)
+    assert (led.members, led.again) == (tuple(shares), (head,)) and led.refitted
+    assert led.job.model == before.models[stay[0]] and led.job.feed.train == "train+val"
+    assert led.pinned == trained[head].pinned and led.plan.pinned.counts["train+val"] > 0
+    assert not any(name.startswith("val_") for name in led.best.metrics)
+
+    monkeypatch.setattr(trainer, "_run_into", lambda *given: pytest.fail("trained again"))
+    again, same, _ = training.search_and_register(job, Shown(True), ledger=Ledger(BUDGET))
+    assert same == version and again.shares == result.shares and again.stay == result.stay
+
+    # Where a trial's own weights are damaged, what validation chose is whole.
+    shutil.rmtree(result.job.folder(result.best.key))
+    (result.folder / kept_refits.SETTLED).unlink()
+    checkpoint = refit_together.alone(before, stay[0]).best.checkpoint
+    next(Path(checkpoint).glob("weights-*")).write_bytes(b"damaged")
+    ledger = Ledger(BUDGET)
+    kept, first, _ = training.search_and_register(job, Shown(True), ledger=ledger)
+    assert not kept.refitted and first != version and "cannot be read" in ledger.notes[-1]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_heads_stay_as_they_are_where_nothing_else_would_test_them(
+    cells: TableConfig, searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_lite0(monkeypatch)
+    choose(monkeypatch, 1.0)
+    asked = ASKED | {"search.refit": "heads", "table.uri": cells.uri}
+    whys = {"val": "would learn", "train": "would learn", "test": "too few", "nowhere": "too few"}
+    for test, why in whys.items():
+        job = searches(tmp_path, **asked, **{"feed.test": test})
+        ledger = Ledger(BUDGET)
+        result = training.search_and_refit(job, Shown(True), ledger=ledger)
+        assert not result.refitted and result.job.feed.train == "train"
+        assert why in ledger.notes[-1] and "val_loss" in result.best.metrics
+
+
+def test_nobody_is_fitted_again_where_no_head_is_part_of_the_model() -> None:
+    models = {"a": ModelConfig(mode="finetune"), "b": ModelConfig(mode="frozen")}
+
+    def of(*names: str) -> Any:
+        shares = tuple(1 / len(names) for _ in names) if len(names) > 1 else ()
+        members = names if shares else ()
+        return SimpleNamespace(
+            members=members, shares=shares, models=models, trials=[SimpleNamespace(name=names[0])]
+        )
+
+    assert "no head" in str(refit_together.heads_of(of("a")))
+    assert refit_together.heads_of(of("b")) == Again({"b": 1.0}, None)
+    both = refit_together.heads_of(of("a", "b"))
+    assert both == Again({"a": 0.5, "b": 0.5}, None, ("a",))
+    assert isinstance(both, Again) and both.heads == ("b",)
+
+
+@pytest.mark.usefixtures("ray_session")
 def test_a_trial_that_joins_a_head_costs_no_answer(
     cells: TableConfig, searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,7 +399,7 @@ def test_a_trial_that_joins_a_head_costs_no_answer(
     # The head is always right on 18 images, so that any other trial is told from it.
     monkeypatch.setattr(refit_together, "_rival", lambda found, wanted: tuned_of(found).name)
     job = searches(tmp_path, **ASKED, **{"table.uri": cells.uri})
-    refits = job.search.refit or {}
+    refits = job.search.refit_changes or {}
     found = tuner.search(job.training, job.search)
     rival, head = tuned_of(found), found.trials[0].name
     assert head.startswith(FIRST) and not found.shares
@@ -302,7 +419,7 @@ def test_a_trial_that_joins_a_head_costs_no_answer(
         planned = refit.planned(again, member)
         return refit.refit(planned, member, lambda *given: None, lambda *given: None)
 
-    same = refit_together.refitted(job.training, refits, found, job.search, train)
+    same = refit_together.refitted(job.training, found, job.search, train)
     assert same.refitted and same.again == (head,)
     weights.write_bytes(sound)
     both, _, _ = training.search_and_register(job, Shown(True))

@@ -109,15 +109,28 @@ def test_the_resolution_stays_that_of_the_champion_where_the_job_names_none() ->
 
 def test_one_trial_is_trained_again_if_a_refit_is_asked_for() -> None:
     alone = job(watch={"retrain_samples": 1})
-    assert not around.is_search(alone.watch, alone.search.refit)
+    assert not around.is_search(alone.watch, alone.search)
     refit = {"train.epochs": 40}
     again = job(watch={"retrain_samples": 1}, search={"preset": "good", "refit": refit})
-    assert around.is_search(again.watch, again.search.refit)
+    assert around.is_search(again.watch, again.search)
     first = challenger(again, CHAMPION, 9, ["old"])
     wanted, search = searched(again, first)
     (only,) = plan(wanted, search, spaces.parse(search.space or {}, wanted), [])
     assert (only["train.lr"], only["model.dropout"]) == (0.002, 0.3)
-    assert search.refit is not None and search.refit["train.epochs"] == 40
+    assert search.refit_changes is not None and search.refit_changes["train.epochs"] == 40
+
+
+def test_a_refit_of_heads_searches_around_a_head_alone() -> None:
+    """A challenger of fine-tuned settings would gain nothing by it."""
+    fast = job(watch={"retrain_samples": 1}, search={"preset": "fast"})
+    assert fast.search.refit == "heads"
+    assert not around.is_search(fast.watch, fast.search)
+    assert around.is_search(fast.watch, fast.search, is_head=True)
+    none = job(watch={"retrain_samples": 1}, search={"preset": "fast", "refit": None})
+    assert not around.is_search(none.watch, none.search, is_head=True)
+    first = challenger(fast, CHAMPION, 9, ["old"])
+    _, search = searched(fast, first)
+    assert search.refit == "heads"
     assert search.budget_s is None, "a budget would cut the trial, and not the refit"
 
 

@@ -50,9 +50,10 @@ def explore(
 def _from_members(value: Any, members: list[Any], again: bool, rng: random.Random) -> Any:
     if again or value not in members:
         return rng.choice(members)
-    ordered = sorted(member for member in members if _is_number(member))
-    if len(ordered) < len(members):
+    if not all(map(_is_number, members)):
         return value
+    # One that counts twice is written twice.
+    ordered = sorted(set(members))
     at = ordered.index(value)
     neighbours = ordered[max(0, at - 1) : at] + ordered[at + 1 : at + 2]
     return rng.choice(neighbours or ordered)

@@ -29,7 +29,9 @@ blocks. A field that depends on another one is drawn only with it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from typing import Any
 
 from raypipe.search.presets import MANY
 from raypipe.search.settings import SearchConfig
@@ -37,6 +39,8 @@ from raypipe.search.space import portfolio
 from raypipe.search.space.samplers import read
 from raypipe.search.space.space import Field, Space
 from raypipe.train.job import MUTABLE, TrainJob
+
+log = logging.getLogger("raypipe")
 
 MOST_PASSES = 50_000  # images in a trial's epochs, on CPUs
 READING = 0.2  # of a budget, for features, and as much for decoded images
@@ -76,10 +80,17 @@ def with_default_space(
     starts = cfg.starts
     if starts is None:
         starts = tuple(one for one in learned if one is not base)
-    filled = {"space": drawn, "start": first, "starts": starts}
+    filled: dict[str, Any] = {"space": drawn, "start": first, "starts": starts}
     if trains_by_clock(job, cfg, counts, gpu):
         # They all have the same time, so nobody is compared before it is over.
         filled["scheduler"] = "none"
+    if job.train.solver != "steps" and not cfg.populated and cfg.samples > 1:
+        log.warning(
+            "train.solver=%s takes no steps, and nearly all that the default space draws are "
+            "settings of steps: one trial is run. Set search.space to compare heads",
+            job.train.solver,
+        )
+        filled["samples"] = 1
     return cfg.model_copy(update=filled)
 
 
@@ -99,7 +110,7 @@ def within_budget(
     if is_set or not images:
         return job
     trials_s = TRIALS * cfg.budget_s
-    if cfg.refit is not None:
+    if cfg.trains_again:
         trials_s *= 1 - cfg.refit_share
     fitting = int(trials_s * FINETUNED_PER_S / (TRAININGS * images))
     epochs = min(job.train.epochs, max(FEWEST_EPOCHS, fitting))
@@ -128,7 +139,7 @@ def _clocked_side(job: TrainJob, cfg: SearchConfig, images: int, gpu: bool) -> i
 
     images: of all splits.
     """
-    if gpu or not cfg.first_answer or cfg.budget_s is None or cfg.refit is not None:
+    if gpu or not cfg.first_answer or cfg.budget_s is None or cfg.trains_again:
         return None
     if _may_finetune(job, images, gpu, cfg) or _is_own(job, cfg):
         return None

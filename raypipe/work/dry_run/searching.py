@@ -13,7 +13,7 @@ from raypipe.costs import estimate
 from raypipe.costs.estimate import Part
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.registry import of_task
-from raypipe.search import feasible, first_answer, variants
+from raypipe.search import feasible, first_answer, refit, variants
 from raypipe.search.schedulers.halving import rungs
 from raypipe.search.searchers import tune_searchers
 from raypipe.search.settings import SearchConfig
@@ -125,6 +125,8 @@ def _search(
         missing.append("the choice of a soup or an ensemble")
     if cfg.refit is not None:
         of = "the ensemble's members" if cfg.ensemble > 1 else "the best trial's settings"
+        if not cfg.trains_again:
+            of = "heads on frozen features"
         facts["refit"] = f"{of} once more: not estimated"
         missing.append("the refit")
     # As the search's monitor counts them.
@@ -210,14 +212,19 @@ def retrain(at: At) -> Planned:
     theirs = validate(TrainJob, package.info["config"])
     labelled = labels.labelled_by_source(job.training, pinned)
     version = pinned.version.version
-    first = around.challenger(job.training, job.watch, job.search.refit, theirs, version, labelled)
+    first = around.challenger(
+        job.training, job.watch, job.search.refit_changes, theirs, version, labelled
+    )
     members = heads.of_champion(package, first, job.watch)
     if members:
-        of_first, *others = heads.jobs(members, first, job.search.refit)
+        opened = pin(first.table, first.feed, kind=first.model.task, opened=pinned)
+        learns_both = job.search.trains_again or not refit.untested(first, opened)
+        wanted = job.search.refit_changes if learns_both else None
+        of_first, *others = heads.jobs(members, first, wanted)
         trained, found, missing = training.parts_of(at, of_first)
         found["challenger"] = f"the champion's {len(members)} heads, fitted again"
         missing = [*missing, *(["what the other heads read"] if others else [])]
-    elif around.is_search(job.watch, job.search.refit):
+    elif around.is_search(job.watch, job.search, first.model.mode == "frozen"):
         base, cfg = around.searched(job.search, job.watch, first)
         trained, found, missing = _search(at, base, cfg)
     else:

@@ -224,6 +224,7 @@ class Searched(Result):
             "ensemble": dict(zip(result.members, result.shares, strict=False)),
             "first_answer": search_page.first_answer(result).get("first answer"),
             "refitted": result.refitted,
+            "again": list(result.again),
             "epochs": {"run": result.epochs, "full": result.full_epochs},
             "report": str(self.report),
             "best_config": str(self.best_config),
