@@ -104,7 +104,11 @@ def spellings(text: str) -> list[str]:
     class_name = name(text).text
     if class_name is None:
         return [text]
-    same = [text, class_name]
+    # macOS writes accents as marks of their own, and tags have no order.
+    same = [text, class_name, unicodedata.normalize("NFD", class_name)]
+    if BAR in class_name:
+        tags = _tags(class_name).text
+        same += [tags] if tags else []
     if _WHOLE.fullmatch(f"{class_name}.0"):
         same.append(f"{class_name}.0")
     if class_name == "0":

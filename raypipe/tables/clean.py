@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +117,8 @@ def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
     raw = table.pin(source.version)
     # Before an hour of looking at images: their rows could not be dropped.
     constraints.require_changeable(table.delta(), table.uri)
-    policy = _policy(raw, source, cfg)
+    files = table.snapshot(raw).paths(table.uri)
+    policy = _policy(raw, source, cfg, files)
     images = len(scan.rows(table, raw, [table.columns.id], source.where))
     if not images:
         raise DataError(
@@ -128,7 +130,8 @@ def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
 
     # Judge the version, unless an earlier run with the same policy has.
     rows = verdicts.read(table.uri, raw, policy, options)
-    if rows is None:
+    # A table that was moved since names its files otherwise.
+    if rows is None or any(row["file"] not in files for row in rows):
         rows = _judge(table, raw, source, cfg)
         verdicts.write(table.uri, raw, policy, rules(cfg), rows, images, options)
 
@@ -164,10 +167,18 @@ def known_as(cfg: CleanConfig) -> set[str]:
     return {rules(cfg), key_of(cfg, {}), *before}
 
 
-def _policy(raw: TableVersion, source: TableConfig, cfg: CleanConfig) -> str:
-    """The key of everything that verdicts depend on beside the version's address and number."""
-    # The id: a table that was deleted and made again at the same address is another table.
-    return key_of(rules(cfg), source.where, source.sample_key, source.columns, raw.table_id)
+def _policy(
+    raw: TableVersion, source: TableConfig, cfg: CleanConfig, files: Mapping[str, bytes]
+) -> str:
+    """The key of everything that verdicts depend on beside the version's address and number.
+
+    files: of the version, by name (snapshot.paths).
+    """
+    # The id: a table that was deleted and made again at the same address is another table. And one
+    # that was restored from a backup has other rows under the same number.
+    state = sorted((name.rpartition("/")[2], what.hex()) for name, what in files.items())
+    about = source.where, source.sample_key, source.columns, raw.table_id
+    return key_of(rules(cfg), *about, state)
 
 
 def _judge(

@@ -220,15 +220,19 @@ def _with_columns_of(base: DeltaTable, rows: pa.Table) -> pa.Table:
     return rows
 
 
-def require_columns_of(schema: pa.Schema, base: DeltaTable, path: str, why: str) -> None:
-    """Raise DataError for a table with columns that `schema` lacks: it has another purpose."""
+def require_columns_of(
+    schema: pa.Schema, base: DeltaTable, path: str, why: str, always: Collection[str] = ()
+) -> None:
+    """Raise DataError for a table with columns that `schema` lacks, or without one of `always`: it
+    has another purpose."""
     have = {field.name for field in base.schema().fields}
     foreign = sorted(have - set(schema.names))
-    if foreign:
+    lacks = [name for name in always if name not in have]
+    if foreign or lacks:
         verb = why.partition(" ")[0]
         raise DataError(
             f"{path} is a table of something else: {verb} keeps its rows in a table of its own",
-            got=", ".join(foreign[:5]),
+            got=", ".join(foreign[:5]) or f"no column {lacks[0]}",
             rule=f"Its columns are {', '.join(schema.names)}",
             fix="Name another place, or remove that table",
         )

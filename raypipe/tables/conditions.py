@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import date, datetime, timezone
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 from typing import Any
 
 import pyarrow as pa
@@ -151,7 +151,8 @@ def _whole(text: str, kind: pa.DataType) -> int:
 def _decimal(text: str, kind: pa.DataType) -> Decimal:
     # A column of two digits cannot hold 0.125: no row could match.
     exact = Decimal(text)
-    rounded = exact.quantize(Decimal(1).scaleb(-kind.scale))
+    # Columns have up to 76 digits, and Python counts with 28.
+    rounded = exact.quantize(Decimal(1).scaleb(-kind.scale), context=Context(prec=76))
     if rounded != exact:
         raise InvalidOperation
     return rounded

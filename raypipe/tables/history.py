@@ -204,7 +204,8 @@ class _Log:
         """
         try:
             text = self._text(f"{version:020d}.json")
-            actions = [json.loads(line) for line in text.splitlines() if line.strip()]
+            # Not splitlines: a text may hold other line ends.
+            actions = [json.loads(line) for line in text.split("\n") if line.strip()]
         except (OSError, ValueError) as e:
             what = f"Version {version} of the table's log cannot be read"
             raise storage.refusal(e, self.uri, what) from None

@@ -75,6 +75,7 @@ def files(
         ("path", "ascending"),
     ]
     actions = pa.table(delta.get_add_actions(flatten=True))
+    every_path = actions["path"]
     keep_N = _may_match(actions, schema, where)
     partition_columns = delta.metadata().partition_columns
     # Statistics take most of the memory, and are not needed any more.
@@ -84,6 +85,14 @@ def files(
     masks = dict(deletion_masks(delta) if masks is None else masks)
     table_root = delta.table_uri.rstrip("/")
     placed = Places(delta.table_uri)
+    # Each mask has its file: without it deleted rows would come back.
+    if masks:
+        strangers = masks.keys() - {_mask_key(*placed(path)) for path in every_path.to_pylist()}
+        if strangers:
+            raise DataError(
+                f"{delta.table_uri} has deletion vectors for files that its log does not name",
+                got=min(strangers),
+            )
     partitions = _partitions(actions, partition_columns)
     selected = []
     # Tables have hundreds of thousands of files: each line here is run for each.
@@ -95,12 +104,6 @@ def files(
         elsewhere = _is_elsewhere(root, table_root)
         selected.append(File(opened_under, path, partition, mask, elsewhere))
 
-    # With conditions, masks of skipped files are left over. Without, each mask must have its file.
-    if masks and not where:
-        raise DataError(
-            f"{delta.table_uri} has deletion vectors for files that its log does not name",
-            got=sorted(masks)[0],
-        )
     return selected, schema
 
 
@@ -386,4 +389,5 @@ def place(table_uri: str, path: str) -> tuple[str, str]:
 
 def _mask_key(uri: str, path: str) -> str:
     """The file's full address, as deltalake's deletion vectors name it."""
-    return f"file://{path}" if path.startswith("/") else f"{uri}/{path}"
+    # `deletion_masks` decodes the names, and a bucket's address may be percent-encoded.
+    return f"file://{path}" if path.startswith("/") else f"{unquote(uri)}/{path}"

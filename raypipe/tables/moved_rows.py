@@ -40,6 +40,13 @@ def moved(
     for place, digest in _hashes(table, pinned, lambda file: file in missing):
         if place.row in missing[place.file]:
             wanted[digest] += 1
+    lost = sum(map(len, missing.values())) - wanted.total()
+    if lost:
+        raise DataError(
+            f"{lost} rows are of files that {pinned} does not have",
+            rule="The table was moved, or restored from a backup, since they were judged",
+            fix="Run again: the version is judged anew",
+        )
     before = _files(table, table.delta(pinned.version))
     now = TableVersion(table.uri, newest.version())
     for place, digest in _hashes(table, now, lambda file: file not in before):

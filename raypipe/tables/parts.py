@@ -32,7 +32,8 @@ Counts = Counter[tuple[Any, ...]]
 class PartTable:
     """The table at `uri`, which may not exist yet.
 
-    `schema` has its columns. Raises DataError for a table with columns that `schema` lacks.
+    `schema` has its columns, of which each version of raypipe has written `always`. Raises
+    DataError for a table with other columns, or without these.
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class PartTable:
         constant: Sequence[str],
         why: str,
         storage_options: dict[str, str] | None = None,
+        always: Sequence[str] = (),
     ) -> None:
         self.uri = resolve(uri)
+        self._always = tuple(always)
         self.schema, self.constant, self.why = schema, tuple(constant), why
         self.options = storage_options
         self._base: DeltaTable | None = None
@@ -53,7 +56,7 @@ class PartTable:
         """Open the newest version."""
         self._base = commits.newest(self.uri, self.options)
         if self._base is not None:
-            commits.require_columns_of(self.schema, self._base, self.uri, self.why)
+            commits.require_columns_of(self.schema, self._base, self.uri, self.why, self._always)
 
     @property
     def version(self) -> TableVersion | None:

@@ -151,7 +151,8 @@ class RequestLog:
         # Each image once, however often and to whichever replica it was sent.
         rows = []
         for sha256, image in images.items():
-            if _short(sha256) in self._known | self._mine:
+            short = _short(sha256)
+            if short in self._known or short in self._mine:
                 continue
             names = {"image_id": sha256, "sha256": sha256, "path": _PATH + sha256}
             rows.append({**image, **names, "source": "requests", "bytes": len(image["image"])})

@@ -284,6 +284,14 @@ def vacuum(table: ImageTable, keep_hours: int | None = None, delete: bool = Fals
 
     # A dry run per tag tells how many files this tag alone would keep.
     unprotected = set(run([], dry_run=True))
+    inner = sorted(path for path in unprotected if "/_delta_log/" in path)
+    if inner:
+        raise DataError(
+            "Another table lies inside of this one",
+            got=inner[0].partition("/_delta_log/")[0],
+            rule="VACUUM would remove its files",
+            fix="Move it to a place beside this table",
+        )
     kept = {}
     if unprotected:
         for name, version in sorted(tags.items()):

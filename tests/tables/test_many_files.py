@@ -90,3 +90,9 @@ def test_files_of_one_schema_share_it(table: ImageTable) -> None:
     schemas = {id(footer.schema) for footer in by_path.values()}
     # Three, and that of the file which the delete wrote.
     assert len(schemas) == 4
+
+
+def test_a_vector_is_found_below_a_prefix_with_an_umlaut() -> None:
+    """Masks are kept by decoded names, and the address was not decoded: deleted rows came back."""
+    root, path = log.Places("s3://b/Pr%C3%BCfung/t")("a.parquet")
+    assert log._mask_key(root, path) == "s3://b/Pr\u00fcfung/t/a.parquet"

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from raypipe.errors import DataError
 from raypipe.tables import appended, cleaned, identity, rewrite, verdicts
 from raypipe.tables.changes import Place
 from raypipe.tables.table import ImageTable
@@ -185,3 +186,15 @@ def test_a_table_that_was_moved_with_its_verdicts_is_cleaned_as_before(
     assert (said.state, said.images, said.dropped) == ("cleaned", 6, 2)
     shutil.rmtree(verdicts.uri_of(moved.uri))
     assert "of 0 images" not in cleaned.of(moved, moved.pin()).text()
+
+
+def test_rows_of_a_table_that_was_moved_before_they_were_dropped_are_not_passed_over(
+    table: ImageTable, tmp_path: Path
+) -> None:
+    """None of them was found, so none was dropped, and the version was called clean."""
+    places = judge(table, 2)
+    Path(table.uri).rename(tmp_path / "t2")
+    moved = ImageTable(str(tmp_path / "t2"))
+    with pytest.raises(DataError, match="2 rows are of files"):
+        rewrite.drop(moved, moved.pin(), places, "clean p of v0")
+    assert moved.newest().version == 0

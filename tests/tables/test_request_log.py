@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -87,3 +89,16 @@ def test_what_a_server_stored_itself_may_be_deleted_or_moved_away(tmp_path: Path
     (tmp_path / "images").rename(tmp_path / "archive")
     add(log, 0)
     assert stored(tmp_path) == [sha256(IMAGES[0]).hexdigest()]
+
+
+def test_ids_are_looked_up_and_not_copied_for_each_image(tmp_path: Path) -> None:
+    """Of 400,000 ids a copy took 33 ms an image, in which nobody got an answer."""
+
+    class Ids(set[bytes]):
+        def __or__(self, other: object) -> Any:
+            pytest.fail("all ids are copied for one image")
+
+    log = RequestLog(RequestTables.below(str(tmp_path)))
+    log._known, log._mine = Ids(), Ids()
+    base: Any = SimpleNamespace(version=lambda: log._known_at)
+    assert len(log._new({"0" * 64: {"image": b"x", "time": START}}, base)) == 1

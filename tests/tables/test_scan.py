@@ -426,3 +426,25 @@ def test_a_condition_that_no_row_can_meet_is_refused(
         scan.rows(table, table.pin(), ["n"], {"x": text})
     code, _, err = cli("table", "export", table.uri, tmp_path / "o.parquet", "--where", f"x={text}")
     assert (code, "Traceback" in err, (tmp_path / "o.parquet").exists()) == (2, False, False)
+
+
+def test_a_class_is_found_in_both_forms_of_its_accents_and_tags_in_any_order(
+    tmp_path: Path,
+) -> None:
+    nfc, nfd = "K\u00fcche", "Ku\u0308che"
+    for text in (nfc, nfd, "dent|scratch"):
+        write_deltalake(str(tmp_path), pa.table({"label": [text]}), mode="append")
+    table = ImageTable(str(tmp_path))
+
+    def count(label: str) -> int:
+        return len(scan.rows(table, table.pin(), ["label"], {"label": label}))
+
+    assert (count(nfc), count(nfd), count("scratch|dent")) == (2, 2, 1)
+
+
+def test_a_decimal_of_many_digits_is_found(tmp_path: Path) -> None:
+    number = "12345678901234567890123456789012"
+    rows = pa.table({"n": pa.array([Decimal(number)], pa.decimal128(38, 0))})
+    write_deltalake(str(tmp_path), rows)
+    table = ImageTable(str(tmp_path))
+    assert len(scan.rows(table, table.pin(), ["n"], {"n": number})) == 1

@@ -330,3 +330,19 @@ def test_rows_without_an_id_are_not_compared(tmp_path: Path) -> None:
     table = ImageTable(str(tmp_path / "t"))
     with pytest.raises(DataError, match=r"@v0 has a row without an id.*compared by id"):
         versions.diff(table, table.pin(), table.pin())
+
+
+def test_a_table_inside_is_not_vacuumed_away(table: ImageTable) -> None:
+    unprotected(table)
+    write_deltalake(f"{table.uri}/predictions", pa.table({"n": [1]}))
+    for delete in (False, True):
+        with pytest.raises(DataError, match="Another table lies inside"):
+            versions.vacuum(table, delete=delete)
+    assert len(DeltaTable(f"{table.uri}/predictions").to_pyarrow_table()) == 1
+
+
+@pytest.mark.parametrize("odd", ["\x85", "\u2028", "\u2029"])
+def test_a_log_with_another_kind_of_line_end_in_a_text_is_read(odd: str, tmp_path: Path) -> None:
+    """Statistics of a column of texts made a version unreadable."""
+    write_deltalake(str(tmp_path), pa.table({"n": [1], "note": [f"a{odd}b"]}))
+    assert [entry["version"] for entry in ImageTable(str(tmp_path)).history()] == [0]

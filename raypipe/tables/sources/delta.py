@@ -82,7 +82,8 @@ def row_groups(
     names = [*columns.label_and_split, PATH] if has_paths else columns.label_and_split
     if not names:
         # The scan needs one column to say which rows there are: any small one will do.
-        names = [name for name in schema.names if name != columns.image][:1]
+        others = [name for name in schema.names if name != columns.image]
+        names = others[:1] or [columns.image]
     names = list(dict.fromkeys(names))
 
     parts = []
