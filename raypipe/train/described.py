@@ -25,7 +25,7 @@ from raypipe.models.zoo import ModelConfig
 from raypipe.registry import made_by
 from raypipe.registry.card import Card, Judged, SliceMetrics
 from raypipe.registry.mlflow_model import requirements
-from raypipe.tables import label_column, scan
+from raypipe.tables import scan
 from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.objective import judge
@@ -155,14 +155,8 @@ def _by_label(job: TrainJob, pinned: Pinned) -> dict[str, int]:
 
 def _quantiles(job: TrainJob, pinned: Pinned) -> tuple[tuple[str, float], ...]:
     """Below which label a share of the training images lies."""
-    column = pinned.table.columns.label
-    wanted = pinned.rows_of(job.feed.train)
-    _, parts = scan.numbered(pinned.table, pinned.version, [column], wanted)
-    numbers = []
-    for rows, _ in parts:
-        read = label_column.read(rows[column], pinned.task.kind, column).drop_null()
-        numbers.append(np.array(read.to_pylist(), np.float64))
-    number_N = np.concatenate(numbers)
+    chosen_P = pinned.columns.chosen(pinned.parts(job.feed.train))
+    number_N = pinned.columns.labels.encoded(pinned.task, chosen_P)[:, 0].astype(np.float64)
     found = []
     for share, name in QUANTILES.items():
         found.append((name, float(np.quantile(number_N, share))))

@@ -142,4 +142,7 @@ def rows_of(job: TrainJob, pinned: Pinned) -> dict[str, dict[str, Any]]:
             kind, where = pinned.task.kind, pinned.rows_of(split)
             rows = identity.labelled(pinned.table, pinned.version, where, kind)
         found[role] = {"split": split, **asdict(rows)}
+        # feed.leave_out takes rows out of a split.
+        if pinned.counts[split] < rows.rows:
+            found[role]["used"] = pinned.counts[split]
     return found

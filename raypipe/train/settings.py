@@ -118,6 +118,12 @@ class TrainConfig(ParallelConfig):
         return self.workers if isinstance(self.workers, int) else self.workers[1]
 
     @property
+    def most_s(self) -> float | None:
+        """Seconds of its loop at most; None: nothing limits them."""
+        limits = [seconds for seconds in (self.anneal_s, self.stopping.seconds) if seconds]
+        return min(limits, default=None)
+
+    @property
     def elastic(self) -> bool:
         """May the number of workers change?"""
         return self.fewest_workers < self.most_workers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from raypipe.config import replace, validate
 from raypipe.registry import runs
 from raypipe.registry.store import open_store
 from raypipe.tables.table import TableConfig, TableVersion
-from raypipe.train import trainer, unseen
+from raypipe.train import origin, trainer, unseen
 from raypipe.train.job import TrainJob
 from raypipe.train.publish import package_key, publish
 
@@ -117,3 +118,12 @@ def test_numbers_have_a_distribution_of_labels(
     assert "### Training labels" in text and "Training images by class" not in text
     trained = [10 * i for i, split in enumerate(rows["split"].to_pylist()) if split == "train"]
     assert f"| least | {min(trained)} |" in text and f"| all | {max(trained)} |" in text
+    # Rows that were left out made nothing of it.
+    last = rows["image_id"].to_pylist()[max(trained) // 10]
+    (tmp_path / "out.json").write_text(json.dumps([last]))
+    tree["feed"]["leave_out"] = str(tmp_path / "out.json")
+    job = validate(TrainJob, tree)
+    text = published(job)
+    assert f"| all | {max(trained)} |" not in text and f"| all | {sorted(trained)[-2]} |" in text
+    said = origin.rows_of(job, trainer.plan(job).pinned)["train"]
+    assert said["used"] == said["rows"] - 1

@@ -233,3 +233,48 @@ def test_on_half_a_gpu_half_of_it_fits() -> None:
         for share in (1.0, 0.5)
     )
     assert 0.3 * whole <= half <= 0.7 * whole
+
+
+def test_rates_are_tried_with_as_many_images_at_once_as_a_worker_has(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One GPU had the batch of all."""
+    job = jobs(**{"train.lr": "auto", "train.batch_size": 8, "train.workers": 2})
+    seen: list[int] = []
+    made = learning_rate.trainable
+
+    def watched(*args: Any) -> Any:
+        model = made(*args)
+        model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+        return model
+
+    monkeypatch.setattr(learning_rate, "trainable", watched)
+    monkeypatch.setattr(learning_rate, "lr_range", partial(lr_range, steps=3))
+    learning_rate.find(job, trainer.prepare(job, pin(job.table, job.feed)), 8)
+    assert seen and max(seen) == 4
+
+
+def test_each_micro_batch_has_an_image(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number that was found was refused, by that command and by each one after it."""
+    monkeypatch.setattr(batch_size, "images_per_s", lambda step, n: 1.0)
+    job = jobs(**{"train.batch_size": "auto", "train.accumulate": 16})
+    pinned = pin(job.table, job.feed)
+    found = finders.resolve(job, pinned, lambda: trainer.prepare(job, pinned))
+    assert found.train.batch_size == 16
+
+
+def test_a_batch_is_tried_in_its_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If all of it is computed at once, a part of what fits is found."""
+    seen: list[int] = []
+    made = batch_size.ImageModel
+
+    def watched(*args: Any) -> Any:
+        model = made(*args)
+        model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+        return model
+
+    monkeypatch.setattr(batch_size, "ImageModel", watched)
+    job = of_pixels("small_cnn", 32, accumulate=4, batch_size=64)
+    objective = Objective.of(Task("single_label", ("a", "b")), np.array([0, 1]))
+    batch_size._random_steps(job, objective, np.array([0]))(8)
+    assert seen == [2, 2, 2, 2]

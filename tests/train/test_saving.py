@@ -139,3 +139,30 @@ def test_a_full_disk_stops_the_run_and_keeps_what_was_saved(small_disk: Path, be
     with Saver(small_disk, cfg) as save:
         save(LoopState(step=2), small)
     assert saver.newest(small_disk) == small_disk / checkpoint.name(0, 2)
+
+
+def test_a_rank_that_is_ahead_keeps_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 deleted it with the older checkpoints, and waited for it until its time was over."""
+    go_on, publish = threading.Event(), checkpoint.publish
+
+    def waits(*args: Any) -> Path:
+        assert go_on.wait(10)
+        return publish(*args)
+
+    monkeypatch.setattr(checkpoint, "publish", waits)
+    first, other = Weight(), Weight()
+    first.world = other.world = 2
+    other.rank = 1
+    cfg = TrainConfig(checkpoint_async=True, timeout_s=3)
+    with Saver(tmp_path, cfg) as zero, Saver(tmp_path, cfg) as one:
+        one._attempt = zero._attempt
+        zero(LoopState(step=1), first)
+        one(LoopState(step=1), other)
+        one(LoopState(step=2), other)
+        one.wait()
+        go_on.set()
+        zero(LoopState(step=2), first)
+        zero.wait()
+    assert saver.newest(tmp_path) == tmp_path / checkpoint.name(0, 2)

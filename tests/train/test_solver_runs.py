@@ -154,3 +154,12 @@ def test_keys_of_trainings_by_steps_are_as_before(jobs: Jobs) -> None:
     smaller = replace(kernel, {"model.landmarks": 7})
     keys = {one.training_key(version) for one in (job, solved, kernel, smaller)}
     assert len(keys) == 4
+
+
+@pytest.mark.parametrize("limit", [{"target": 0.5}, {"seconds": 1e-3}])
+def test_no_rule_ends_what_was_fitted_at_once(
+    limit: dict[str, float], jobs: Jobs, ray_session: str
+) -> None:
+    """Six heads that reached the target counted as 114 epochs that were saved."""
+    job = jobs(**KERNEL, **{f"train.stopping.{name}": value for name, value in limit.items()})
+    assert trainer.run(job).stopped == FITTED

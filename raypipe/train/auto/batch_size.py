@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -37,6 +38,12 @@ FEWEST_STEPS = 10  # an epoch keeps at least so many, however large a batch woul
 
 def find(job: TrainJob, data: Data, gpu_share: float) -> AutoValue:
     """The global batch size. gpu_share: the part of a GPU's memory that may be used."""
+    found = _find(job, data, gpu_share)
+    # A micro batch has an image at least.
+    return replace(found, value=max(found.value, job.train.accumulate))
+
+
+def _find(job: TrainJob, data: Data, gpu_share: float) -> AutoValue:
     # At least one image per micro batch, and FEWEST_STEPS steps an epoch.
     rows = fetch(data.train.rows)
     most = max(1, job.train.accumulate, len(rows) // FEWEST_STEPS)

@@ -24,7 +24,7 @@ def find(job: TrainJob, data: Data, batch_size: int) -> AutoValue:
     model = trainable(job.model, data, objective)
     if job.train.start_from is not None:
         start.load_into(model, Path(job.train.start_from), job.model, data.classes)
-    engine = one_device_engine(job, model, batch_size)
+    engine = one_device_engine(job, model, batch_size, job.train.fewest_workers)
     objective = objective.to(engine.device)
     # `feed.trace` records the samples of the training; the test must not write to it.
     train = replace(data.train, cfg=data.train.cfg.model_copy(update={"trace": None}))

@@ -21,8 +21,12 @@ class AutoValue:
     reason: str
 
 
-def one_device_engine(job: TrainJob, model: nn.Module, batch_size: int) -> parallel.Engine:
+def one_device_engine(
+    job: TrainJob, model: nn.Module, batch_size: int, workers: int = 1
+) -> parallel.Engine:
     """An engine on one device, whatever the strategy, ready to train.
+
+    workers: whose batch it is; as many images as one of them has are computed at once.
 
     A sharded training has more room than this finds, and learns at the same rate.
     """
@@ -31,6 +35,7 @@ def one_device_engine(job: TrainJob, model: nn.Module, batch_size: int) -> paral
         "offload": "none",
         "compile": False,
         "batch_size": batch_size,
+        "accumulate": job.train.accumulate * workers,
         "lr": FALLBACK_LR,
     }
     torch.manual_seed(job.run.seed)

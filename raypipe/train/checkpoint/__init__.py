@@ -236,12 +236,14 @@ def epoch_of(folder: Path) -> int:
 
 
 def keep(folder: Path, names: set[str]) -> None:
-    """Delete all other checkpoints.
+    """Delete all other checkpoints that are not further than these.
 
-    The manifest goes first, so that a kill leaves none that looks complete.
+    With train.checkpoint_async another rank may have written its part of the next one already. The
+    manifest goes first, so that a kill leaves none that looks complete.
     """
+    furthest = max(place(folder / name) for name in names)
     for path in folder.glob("epoch-*"):
-        if path.name not in names:
+        if path.name not in names and place(path) < furthest:
             (path / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(path, ignore_errors=True)
 

@@ -127,10 +127,12 @@ def _closed(
     if objective.task.kind == "regression":
         return found.weight_DC, found.bias_C, found.strength
     # Scores of images that were left out: those of its own images are too good.
-    rows_K = found.rows_K
-    scale_C, shift_C = _as_logits(
-        found.left_out_KC, targets_NC[rows_K], weight_N[rows_K], objective.task.kind
-    )
+    rows_K, kind = found.rows_K, objective.task.kind
+    # As the losses smooth: a class among all, a tag among two. No other class becomes the largest
+    # by it, so it is the scale that changes.
+    parts = targets_NC.shape[1] if kind == "single_label" else 2
+    smooth_KC = (1 - objective.smoothing) * targets_NC[rows_K] + objective.smoothing / parts
+    scale_C, shift_C = _as_logits(found.left_out_KC, smooth_KC, weight_N[rows_K], kind)
     return found.weight_DC * scale_C, found.bias_C * scale_C + shift_C, found.strength
 
 

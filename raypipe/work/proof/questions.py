@@ -44,7 +44,8 @@ def rows(found: Found) -> Answer:
     counts = []
     for role, part in parts.items():
         ids = part["ids_sha256"][:SHOWN]
-        counts.append(f"{part['rows']:,} rows of {part['split']} ({role}, ids {ids})")
+        some = f"{part['used']:,} of the " if "used" in part else ""
+        counts.append(f"{some}{part['rows']:,} rows of {part['split']} ({role}, ids {ids})")
     checks = [found.seal, *_rows_again(found)]
     said = found.version.tags.get("raypipe.table")
     if said is not None:
