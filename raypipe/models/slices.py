@@ -142,7 +142,7 @@ def _parts(values: np.ndarray) -> tuple[list[tuple[str, np.ndarray]], int]:
     if values.dtype.kind == "M":
         return _of_times(values), 0
     if values.dtype.kind in "iuf":
-        return _of_numbers(values.astype(np.float64)), 0
+        return _of_numbers(values if values.dtype.kind == "f" else values.astype(np.float64)), 0
     listed = ["(null)" if value is None else str(value) for value in values]
     texts = np.array(listed, dtype=object)
     # The most frequent values; of equally frequent ones the first in the alphabet.
@@ -167,11 +167,10 @@ def _of_times(values_N: np.ndarray) -> list[tuple[str, np.ndarray]]:
 def _of_numbers(values_N: np.ndarray) -> list[tuple[str, np.ndarray]]:
     different = np.unique(values_N[np.isfinite(values_N)])
     if len(different) > MOST_VALUES:
-        return _quartiles(values_N, _texts)
-    # Numbers of lines, cameras or shifts.
-    parts = [
-        (name, values_N == value) for name, value in zip(_texts(different), different, strict=True)
-    ]
+        return _quartiles(values_N.astype(np.float64), _texts)
+    # Numbers of lines, cameras or shifts: all digits, and no more than their type has.
+    names = [np.format_float_positional(value, trim="-") for value in different]
+    parts = [(name, values_N == value) for name, value in zip(names, different, strict=True)]
     return [*_unknown(values_N), *parts]
 
 
@@ -207,7 +206,9 @@ def _unknown(values_N: np.ndarray) -> list[tuple[str, np.ndarray]]:
 
 def _texts(numbers: np.ndarray) -> list[str]:
     """Different numbers as different texts, without more digits than that takes: 0.41, 2019."""
-    for digits in range(3, 18):
+    # What is before the point stays as it is.
+    whole = len(f"{np.abs(numbers).max(initial=0):.0f}")
+    for digits in range(min(17, max(3, whole)), 18):
         texts = [
             np.format_float_positional(number, digits, fractional=False, trim="-")
             for number in numbers

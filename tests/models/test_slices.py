@@ -90,3 +90,12 @@ def test_one_long_text_does_not_make_all_as_large() -> None:
     assert most < 100e6
     assert {(part.name, part.images) for part in found.slices} == {("a", 2500), ("b", 2499)}
     assert {part.groups for part in found.slices} == {1} and found.left_out == 1
+
+
+def test_numbers_that_name_things_keep_their_digits() -> None:
+    """Line 1012 was called 1010."""
+    assert names_of(np.repeat([1012, 2025], 10)) == {"1012": 10, "2025": 10}
+    assert names_of(np.repeat([20261101, 20261115], 10)) == {"20261101": 10, "20261115": 10}
+    assert names_of(np.repeat(np.array([0.1, 10.25], np.float32), 10)) == {"0.1": 10, "10.25": 10}
+    edges = {edge for name in names_of(np.arange(12_345, 12_445)) for edge in name.split(" to ")}
+    assert {"12345", "12444"} <= edges
