@@ -144,6 +144,18 @@ def compared(kind: Kind, scores_NC: np.ndarray) -> np.ndarray:
     return np.stack([set_N, 1 - set_N], axis=1)
 
 
+def is_filled(file: Path) -> bool:
+    """Has somebody written labels into this list? One that is read no more as it was written was
+    saved by another program."""
+    try:
+        rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8-sig"))))
+    except FileNotFoundError:
+        return False
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return True
+    return any(row.get("label") != "" for row in rows)
+
+
 def write(
     file: Path,
     asked: Sequence[int],

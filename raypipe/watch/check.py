@@ -137,7 +137,9 @@ def check(
     options = batch_table.storage_options
     mine = read_batch(predicted.version, predicted.uri, predicted.key, options)
     champion = Champion(package, str(model), model.seal)
-    examination = Examination(run, watch, drift, name, champion, batch_table, mine, window, log)
+    examination = Examination(
+        run, watch, drift, name, champion, batch_table, mine, window, log, looked_at
+    )
 
     def made() -> pa.Table:
         row = as_row(
@@ -237,7 +239,9 @@ def _ask(of: Examination, page: Path, key: str) -> str:
     with suppress(DataError):
         paths = by_image.paths(of.source, mine, asked)
     file = page.with_name(f"to-label-{key}.csv")
-    ask.write(file, asked, mine.ids, mine.sha256, labels, scores_NC, distance_N, paths)
+    # Somebody may have begun to fill it in, and the last window is checked again and again.
+    if not ask.is_filled(file):
+        ask.write(file, asked, mine.ids, mine.sha256, labels, scores_NC, distance_N, paths)
     images = [(mine.ids[row], mine.sha256[row]) for row in asked]
     feedback_rows.keep_asked(of.run, of.watch, key, of.name, images, len(mine.ids))
     return str(file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -16,6 +17,8 @@ from raypipe.watch.decide import Decision
 from raypipe.watch.evidence_row import now
 from raypipe.watch.limits import Measured, Named
 from raypipe.watch.settings import WatchConfig
+
+_NUMBERS = "champion", "challenger", "p_value", "spread"  # of a comparison
 
 ROW = pa.schema(
     [
@@ -84,13 +87,19 @@ def decided(row: dict[str, Any]) -> tuple[tuple[Comparison, ...], Comparison | N
     """
     with foreign_row.refused("decisions", "decision", row):
         judged = json.loads(row["slices"])
-        slices = tuple(Comparison(**fields) for fields in judged["slices"])
+        slices = tuple(map(_comparison, judged["slices"]))
         # Without any row there was nothing to compare.
-        union = Comparison(**judged["union"]) if judged["union"] else None
+        union = _comparison(judged["union"]) if judged["union"] else None
         act, reason = row["promoted"], row["reason"]
         if type(act) is not bool or type(reason) is not str:
             raise ValueError("no decision")
         return slices, union, Decision(act, reason)
+
+
+def _comparison(fields: dict[str, Any]) -> Comparison:
+    """JSON has null for a number that is not finite; the unit may be null itself."""
+    lost = [name for name in _NUMBERS if name in fields and fields[name] is None]
+    return Comparison(**fields | dict.fromkeys(lost, math.nan))
 
 
 def limited(row: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +107,7 @@ def limited(row: dict[str, Any]) -> dict[str, Any]:
     with foreign_row.refused("decisions", "decision", row):
         judged = json.loads(row["slices"])
         named = tuple(
-            Named(one["name"], Comparison(**one["judged"]) if one["judged"] else None)
+            Named(one["name"], _comparison(one["judged"]) if one["judged"] else None)
             for one in judged.get("named", ())
         )
         measured = judged.get("measured")

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from raypipe.config import RunConfig
 from raypipe.errors import DataError
@@ -19,6 +20,7 @@ from raypipe.models.tasks import NUMERIC
 from raypipe.registry.package import Package, Reference
 from raypipe.tables import between
 from raypipe.tables.table import ImageTable, TableConfig
+from raypipe.train import learned
 from raypipe.watch import (
     by_domain,
     by_image,
@@ -44,7 +46,7 @@ class Examination:
     """One check's question: has `mine`, predicted by `champion`, moved from its reference?
 
     name: of the check. source: the batch's table. window: None for a batch named by its version.
-    log: events of earlier windows.
+    log: events of earlier windows. about: what is looked at, under which its labels are kept.
     """
 
     run: RunConfig
@@ -56,6 +58,7 @@ class Examination:
     mine: Batch
     window: Window | None
     log: Sequence[Entry]
+    about: str = ""
 
     def report(self, alpha: float | None) -> DriftReport:
         """The verdict of all tests. alpha: of a promise (promise.level); None: drift.alpha."""
@@ -80,7 +83,9 @@ class Examination:
             self.log, rows, self.champion, self._number, self.watch.feedback
         )
         return feedback_rows.gather(
-            self.run, self.watch, self.name, self.champion, self.source, self.mine, before
+            *(self.run, self.watch, self.name, self.champion, self.source, self.mine),
+            before,
+            self.about,
         )
 
     @cached_property
@@ -184,6 +189,16 @@ def _not_compared(
     if mine.broken:
         of = mine.broken + len(mine.ids)
         notes.append(f"{mine.broken} of {of} images have no prediction (broken): they are left out")
+    known_N2 = learned.by(package)
+    if known_N2 is not None:
+        hashes = pa.chunked_array([pa.array(mine.sha256, pa.string())])
+        rows_N2 = learned.identities(mine.version.table_id, mine.ids, hashes)
+        count = int(learned.is_among(rows_N2, known_N2).sum())
+        if count:
+            notes.append(
+                f"the champion has learned from {count} of these {len(mine.ids)} images: it is "
+                "surer of them than of others, which may look like drift"
+            )
     if reference.groups is not None and mine.groups is None:
         column = package.info["config"].get("registry", {}).get("group")
         notes.append(

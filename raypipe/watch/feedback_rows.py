@@ -114,18 +114,21 @@ def gather(
     source: TableConfig,
     mine: Batch,
     earlier: Sequence[Entry],
+    about: str = "",
 ) -> Came | None:
     """The labels that came for these images and for those of earlier windows; None: nothing to
     compare.
 
-    name: of the check. earlier: checked windows of this champion (`before`). Raises DataError for a
-    package that raypipe cannot have written. Labels that cannot be read are a note.
+    name: of the check. earlier: checked windows of this champion (`before`). about: what is looked
+    at, as in `keep`: another check of the same, with other settings, compares the same labels.
+    Raises DataError for a package that raypipe cannot have written. Labels that cannot be read are
+    a note.
     """
     known = by.package.outcomes()
     if not watch.feedback or known is None:
         return None
     try:
-        return _gather(run, watch, name, by, source, mine, earlier, known)
+        return _gather(run, watch, name, by, source, mine, earlier, known, about)
     except Unreachable:
         raise
     except DataError as e:
@@ -143,12 +146,13 @@ def _gather(
     mine: Batch,
     earlier: Sequence[Entry],
     known: Outcomes,
+    about: str,
 ) -> Came | None:
     table = ImageTable.open(source)
     if not _has_labels(table, mine):
         return None
     said = list(_said(mine, earlier, source))
-    judged = _judged(run, watch, name, by)
+    judged, again = _judged(run, watch, name, by, _key(about, name, by))
     # A label is read of those that were not compared yet: their bytes are read, too.
     fresh_ones = {image for one in said for image in one.images} - judged
     notes: list[str] = []
@@ -158,6 +162,8 @@ def _gather(
     others: list[Seen] = []
     windows: list[int] = []  # of the rows that are compared
     left_out = _left_out(run, watch, by, mine, labels)
+    # Some may have been asked for since.
+    left_out = {image: why for image, why in left_out.items() if image not in again}
     task = by.package.task
     for window, one in enumerate(said):
         fresh: list[int] = []
@@ -293,7 +299,7 @@ def keep(
 
     gathered: what `gather` says; asked for only if nothing is kept yet.
     """
-    key = key_of("feedback", FORMAT, about, name, by.model, by.seal)
+    key = _key(about, name, by)
     place, options = watch.place(run, "feedback"), watch.storage_options
     if len(rows_named(place, {"key": key}, ["key"], options)):
         return
@@ -305,6 +311,10 @@ def keep(
     rows = pa.Table.from_pylist([dict(row) | same for row in came.rows], ROW)
     why = f"labels of {len(rows)} checked images, {name}"
     rows_once(place, ROW, {"key": key}, lambda: rows, why, options)
+
+
+def _key(about: str, name: str, by: Champion) -> str:
+    return key_of("feedback", FORMAT, about, name, by.model, by.seal)
 
 
 def keep_asked(
@@ -415,14 +425,18 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _judged(run: RunConfig, watch: WatchConfig, name: str, by: Champion) -> set[Image]:
-    """Images whose labels an earlier check of this name and champion has compared."""
+def _judged(
+    run: RunConfig, watch: WatchConfig, name: str, by: Champion, key: str
+) -> tuple[set[Image], set[Image]]:
+    """Images whose labels another check of this name and champion has compared; and those that a
+    check of the same (key) has, with other settings."""
     place = _place(run, watch, "feedback", ROW)
     named = {"name": name, "model": by.model, "seal": by.seal or ""}
-    rows = rows_named(place, named, ["image_id", "sha256"], watch.storage_options)
-    if not len(rows):
-        return set()
-    return set(zip(rows["image_id"].to_pylist(), rows["sha256"].to_pylist(), strict=True))
+    columns = ["key", "image_id", "sha256", "left_out"]
+    rows = rows_named(place, named, columns, watch.storage_options).to_pylist()
+    others = {(row["image_id"], row["sha256"]) for row in rows if row["key"] != key}
+    mine = [row for row in rows if row["key"] == key and row["left_out"] is None]
+    return others, {(row["image_id"], row["sha256"]) for row in mine}
 
 
 def _left_out(

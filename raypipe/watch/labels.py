@@ -38,6 +38,15 @@ def new_labels(job: TrainJob, pinned: Pinned, package: Package) -> dict[str, int
     # A table that was made again starts at version 0 again, and may have grown past theirs.
     made = package.info.get("made", {}).get("table_id") or pinned.version.table_id
     is_same = (theirs["uri"], made) == (pinned.version.uri, pinned.version.table_id)
+    config = package.info.get("config", {})
+    # What a replay left out is in no list, if the weights have no parent that knew it.
+    is_partial = bool(config.get("feed", {}).get("leave_out"))
+    is_partial &= learned.INHERITED not in package.files
+    if learned.OWN in package.files and not is_partial:
+        # Of a part of the rows: its package says from which it has learned.
+        kept = config.get("table", {})
+        selection = kept.get("where") or {}, kept.get("sample", 1.0)
+        is_same &= selection == (job.table.where, job.table.sample)
     if is_same and theirs["version"] <= pinned.version.version:
         try:
             before = pinned.table.pin(theirs["version"])
@@ -48,9 +57,6 @@ def new_labels(job: TrainJob, pinned: Pinned, package: Package) -> dict[str, int
             log.warning("The champion's version of the table cannot be read: %s", e.what)
         else:
             return _surplus(_labelled_ids(job, pinned, pinned.version), had)
-    left_out = package.info.get("config", {}).get("feed", {}).get("leave_out")
-    # What a replay left out is in no list, if the weights have no parent that knew it.
-    is_partial = bool(left_out) and learned.INHERITED not in package.files
     known_N2 = None if is_partial else learned.by(package)
     if known_N2 is not None:
         return _unlearned(job, pinned, known_N2)

@@ -46,7 +46,7 @@ def read_batch(
     rows = rows.filter(pc.is_null(rows["error"])) if len(rows) else rows
     if not len(rows):
         raise DataError(
-            f"No image of {version} decodes, so there is nothing to compare",
+            f"No image of {version} decodes and has a finite answer: there is nothing to compare",
             fix="raypipe clean finds such images and tags a version without them",
         )
     rows = rows.sort_by([("image_id", "ascending"), ("sha256", "ascending")])

@@ -6,6 +6,7 @@ the challenger and moves the alias; the second time nothing happens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -167,7 +168,8 @@ def carry_out(
     def log_into(run_id: str) -> None:
         for s in slices:
             values = {"champion": s.champion, "challenger": s.challenger, "p_value": s.p_value}
-            named = {f"gate.{s.slice}.{name}": value for name, value in values.items()}
+            finite = {name: value for name, value in values.items() if math.isfinite(value)}
+            named = {f"gate.{s.slice}.{name}": value for name, value in finite.items()}
             runs.log_metrics(store, run_id, named)
         runs.log_text(store, run_id, decision.reason, "decision.txt")
 

@@ -32,7 +32,7 @@ from raypipe.train import learned
 from raypipe.watch import feedback_rows
 from raypipe.watch.check import CheckResult, check_window
 from raypipe.watch.detect import DriftConfig
-from raypipe.watch.settings import WatchConfig
+from raypipe.watch.settings import WatchConfig, WatchHorizon
 from tests.conftest import encode, striped
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -342,3 +342,21 @@ def test_labels_of_a_table_that_was_restored_or_vacuumed(nights: Nights) -> None
     DeltaTable(str(nights.table)).vacuum(0, enforce_retention_duration=False, dry_run=False)
     nights.come(830, 860)
     assert nights.check().report.feedback.labelled == 80
+
+
+def test_the_same_window_with_other_settings_has_the_same_labels(nights: Nights) -> None:
+    """An alarm by labels was gone once any setting of the check was changed."""
+    nights.come(200, 260)
+    nights.check()
+    nights.labels_come(200, 260, lambda n: n % 2 == 0)
+    nights.come(260, 300)
+    first = nights.check().report.feedback.labelled
+    kept = nights.kept()
+    again = nights.check(horizon=WatchHorizon(checks=1, false_alarm=0.01)).report
+    assert again.feedback.labelled == first > 20 and nights.kept() == kept
+    assert any(one.is_drift for one in again.evidence if one.detector == "labels")
+
+
+def test_images_that_the_champion_has_learned_from_are_told(nights: Nights) -> None:
+    nights.come(900, 940)
+    assert any("has learned from 40 of these 40" in note for note in nights.check().report.notes)

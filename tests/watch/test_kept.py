@@ -5,6 +5,7 @@ format are not misread.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pyarrow as pa
@@ -82,3 +83,13 @@ def test_evidence_of_format_1_stays_and_is_not_taken_for_an_answer(tmp_path: Pat
     kept = rows_named(uri, {"name": "night"}).to_pylist()
     assert sorted((r["key"], r["format"]) for r in kept) == [("key", 2), ("other key", None)]
     assert json.loads(kept[0]["evidence"]) == json.loads(old["evidence"])
+
+
+def test_an_error_that_is_no_number_comes_back_as_one() -> None:
+    """As None it ended each later retrain of the model with a TypeError."""
+    one = compare("all", [2.0] * 50, [1.0] * 49 + [math.nan], False, unit=1.0)
+    parts = ("m/1", "m/2", TableVersion("/t", 1))
+    row = decisions.as_row("k", parts, (one,), one, Decision(False, "no"))
+    (back,), union, _ = decisions.decided(row.to_pylist()[0])
+    assert math.isnan(back.challenger) and back.unit == 1.0
+    assert union is not None and math.isnan(union.challenger) and "nan" in back.change

@@ -84,3 +84,25 @@ def test_what_a_replay_left_out_is_not_new(tmp_path: Path) -> None:
     info["config"] = {"feed": {"leave_out": "/gone/x.json"}}
     package = SimpleNamespace(info=info, files=learned.files(half_N2, learned.NONE_N2))
     assert labels.new_labels(job, pinned, cast(Package, package)) == {}
+
+
+@pytest.mark.parametrize("part", [{"sample": 0.5}, {"where": {"source": "old"}}])
+def test_what_the_champion_left_out_is_new(part: dict[str, Any], tmp_path: Path) -> None:
+    """Of a champion that was trained on a part of the rows, all rows counted as seen."""
+    job = validate(TrainJob, {"table": {"uri": str(tmp_path / "t")}, "run": {"dir": str(tmp_path)}})
+    pinned = grown(job, "old")
+    package = trained(pinned, table_id=pinned.version.table_id)
+    package.info["config"] = {"table": part}
+    # It has learned from 8 rows of 16; they are told by their ids, which are twice in the table.
+    rows_N2 = learned.of_training(job, pinned)
+    package.files.update(learned.files(rows_N2[:4], learned.NONE_N2))
+    (count,) = labels.new_labels(job, pinned, package).values()
+    assert count >= 8
+
+
+def test_a_package_without_a_list_is_compared_by_versions(tmp_path: Path) -> None:
+    job = validate(TrainJob, {"table": {"uri": str(tmp_path / "t")}, "run": {"dir": str(tmp_path)}})
+    before, pinned = grown(job, "old"), grown(job, "old")
+    package = trained(before, table_id=before.version.table_id)
+    package.info["config"] = {"table": {"where": {"source": "old"}}}
+    assert labels.new_labels(job, pinned, package) == {"old": 16}

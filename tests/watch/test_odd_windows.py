@@ -209,3 +209,18 @@ def test_formats_that_are_not_accepted_are_counted(
     done = watched.check(tmp_path / "t", image=[*images(200, 230), other, other])
     assert done.report.batch_images == 30
     assert any("2 of 32 images have no prediction (broken)" in n for n in done.report.notes)
+
+
+def test_a_list_that_somebody_has_filled_in_stays(watched: Watched, tmp_path: Path) -> None:
+    """A window is checked again each night until another image comes, and the list was emptied."""
+    table = tmp_path / "t"
+    done = watched.check(table, image=images(0, 1) * 40, module=["m"] * 40)
+    file = Path(done.to_label)
+    (row,) = csv.DictReader(file.read_text().splitlines())
+    file.write_text(file.read_text().replace(f"{row['sha256']},,", f"{row['sha256']},cold,"))
+    watch, batch = WatchConfig(name=tmp_path.name, window="all"), TableConfig(uri=str(table))
+    sections = watch, PredictConfig(), DriftConfig()
+    again = check_window(watched.store, watched.run, batch, *sections, lambda text: None)
+    assert isinstance(again, CheckResult) and again.to_label == done.to_label
+    (row,) = csv.DictReader(file.read_text().splitlines())
+    assert row["label"] == "cold"
