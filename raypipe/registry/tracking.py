@@ -24,9 +24,12 @@ from raypipe.config import RunConfig, Section
 from raypipe.errors import ConfigError, keep_secrets_of
 from raypipe.registry import catalog
 from raypipe.tables import storage
+from raypipe.tables.address import resolve
 from raypipe.tables.storage import StorageOptions
 
 MOVES = "raypipe-moves"  # the table of alias moves, where no setting names it
+
+_SQLITE = "sqlite:///"
 
 
 class RegistryConfig(Section):
@@ -107,7 +110,7 @@ def addresses(run: RunConfig, cfg: RegistryConfig) -> tuple[str, str]:
 
     Raises ConfigError for addresses that Databricks does not have.
     """
-    uri = address_of(cfg.uri) if cfg.uri else f"sqlite:///{run.path / 'mlflow' / 'mlflow.db'}"
+    uri = address_of(cfg.uri) if cfg.uri else f"{_SQLITE}{run.path / 'mlflow' / 'mlflow.db'}"
     registry = catalog.default_registry(uri)
     if cfg.registry_uri is not None:
         registry = address_of(cfg.registry_uri, "registry.registry_uri")
@@ -142,10 +145,10 @@ def store_file(run: RunConfig, cfg: RegistryConfig) -> Path | None:
 
 def file_of(address: str) -> Path | None:
     """The file of a SQLite store; None for another one."""
-    if not address.startswith("sqlite:///"):
+    if not address.startswith(_SQLITE):
         return None
     # After ? come options. With uri=true, the part before it is SQLite's own file:PATH.
-    name, _, options = address.removeprefix("sqlite:///").partition("?")
+    name, _, options = address.removeprefix(_SQLITE).partition("?")
     if "uri=true" in options.split("&"):
         name = unquote(urlsplit(name).path)
     return Path(name)
@@ -228,3 +231,14 @@ def check_names(run: RunConfig, cfg: RegistryConfig) -> None:
     catalog.check_experiment(uri, cfg.experiment)
     if catalog.is_catalog(registry):
         catalog.check_names(model, cfg.alias)
+
+
+def absolute(cfg: RegistryConfig) -> RegistryConfig:
+    """The section for another process, whose current folder is another one."""
+    changes = {} if cfg.moves is None else {"moves": resolve(cfg.moves)}
+    for name in ("uri", "registry_uri"):
+        uri = getattr(cfg, name) or ""
+        file, mark, options = uri.removeprefix(_SQLITE).partition("?")
+        if uri.startswith(_SQLITE) and not file.startswith(("/", "file:", ":")):
+            changes[name] = f"{_SQLITE}{Path(file).absolute()}{mark}{options}"
+    return cfg.model_copy(update=changes)

@@ -29,7 +29,7 @@ from raypipe.registry.versions import ModelVersion
 from raypipe.serve import pieces, since, workers
 from raypipe.serve.commits import Calls, Commits, Stopped
 from raypipe.serve.links import batches, finished, links, read_rows
-from raypipe.serve.predicted_rows import CONSTANT, FORMAT, SCHEMA, gone
+from raypipe.serve.predicted_rows import CONSTANT, FORMAT, OLDEST, SCHEMA, gone
 from raypipe.serve.shared_package import SharedPackage, share
 from raypipe.serve.since import Plan, Target
 from raypipe.serve.summary import Summary
@@ -265,7 +265,7 @@ def bring_rows(
 
 def open_out(run: RunConfig, source: TableConfig, cfg: PredictConfig, why: str) -> PartTable:
     """The predictions table. Raises DataError for a table of something else."""
-    return PartTable(place(run, cfg), SCHEMA, CONSTANT, why, source.storage_options)
+    return PartTable(place(run, cfg), SCHEMA, CONSTANT, why, source.storage_options, OLDEST)
 
 
 def place(run: RunConfig, cfg: PredictConfig) -> str:

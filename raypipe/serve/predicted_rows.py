@@ -56,6 +56,8 @@ SCHEMA = pa.schema(
         ("rows", pa.int64()),
     ]
 )
+# Columns that each version of raypipe has written: a table without them is another one.
+OLDEST = ("image_id", "label", "scores", "embedding", "classes", "model", "table")
 # Equal in all rows of a part. They say which parts of which predictions a table has.
 CONSTANT = ("line", "key", "base", "version", "state", "rows", "part", "gone")
 GONE = "gone: not in the table any more"

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from deltalake import DeltaTable
 
 from raypipe.config import save, validate
 from raypipe.errors import DataError
@@ -361,7 +362,8 @@ def test_a_check_shows_which_engine_it_was_and_why(
     assert {e.on for e in done.report.evidence} == {"embedding", "scores", "classes", "looks"}
     assert {e.engine for e in done.report.evidence} == {"exact"}
     # The others are about labels: it is the table that the champion was trained on.
-    why, *of_labels = done.report.notes
+    why, of_images, *of_labels = done.report.notes
+    assert "has learned from 30 of these 60 images" in of_images
     assert "has learned from" in of_labels[0] and "no test of 30" in of_labels[1]
     assert done.report.engine == "exact" and "exact for mmd, ks, cvm, chi2, looks" in why
     assert why in html.unescape(Path(done.page).read_text())
@@ -514,3 +516,14 @@ def test_sigkill_at_any_point_and_the_same_again_every_row_once(
     again = subprocess.run([*command, "none"], capture_output=True, text=True, timeout=200)
     assert again.returncode == 0, again.stderr
     assert len(set(ids_of(out))) == len(ids_of(out)) == 60
+
+
+def test_predictions_are_not_put_among_labels(
+    store: Store, job: TrainJob, champion: ModelVersion, tmp_path: Path
+) -> None:
+    """A predicted label for each image stood among those that people had given."""
+    labels = pa.table({"image_id": ["1"], "label": ["a"]})
+    uri = append(str(tmp_path / "labels"), labels, "x").uri
+    with pytest.raises(DataError, match=r"table of something else.*no column scores"):
+        batch.predict(store, job.run, job.table, PredictConfig(out=uri))
+    assert DeltaTable(uri).version() == 0

@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raypipe.config import RunConfig
+from raypipe.config import RunConfig, validate
 from raypipe.errors import DataError, RaypipeError
 from raypipe.models.zoo import ImageModel, ModelConfig
+from raypipe.registry import tracking
 from raypipe.registry.package import Package, Reference
 from raypipe.registry.packing import build
 from raypipe.registry.tracking import RegistryConfig
-from raypipe.serve.online import metrics, server
+from raypipe.registry.versions import ModelVersion
+from raypipe.serve.online import batching, metrics, models, server
 from raypipe.serve.online.app import _Handlers
 from raypipe.serve.online.batching import Outcome
 from raypipe.serve.online.models import Models, Role, Target
@@ -198,3 +200,54 @@ def test_what_a_server_could_not_keep_is_told_at_its_end(
     keeper.close()
     assert counted == [("dropped", 3)]
     assert "3 answers and 0 labels were not written" in caplog.text and "No space" in caplog.text
+
+
+def test_without_a_challenger_no_shadow_fails() -> None:
+    """Each shadowed request counted as a failed prediction of a model that did not exist."""
+    cfg = validate(ServeConfig, {"challenger": {"share": 1.0, "shadow": True}})
+
+    def is_shadowed(challenger: object) -> bool:
+        of_role: Any = SimpleNamespace(of=lambda role: challenger)
+        parts: Any = SimpleNamespace(cfg=cfg, models=of_role)
+        return _Handlers(parts)._is_shadowed("f" * 32)
+
+    assert is_shadowed(object()) and not is_shadowed(None)
+
+
+def test_a_model_that_divides_by_contrast_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was registered, promoted and predicted with, and serve refused it for plain grey."""
+
+    class Divides(Package):
+        def predict_pixels(self, pixels_NHWC: np.ndarray) -> Any:
+            if not np.ptp(pixels_NHWC):
+                raise DataError("not finite")
+            return super().predict_pixels(pixels_NHWC)
+
+    cfg = ModelConfig(name="small_cnn", mode="finetune", pretrained=False, side_px=32)
+    empty = Reference(np.empty((0, 1)), np.empty((0, 1)), ())
+    made = Divides(build(tmp_path, ImageModel(cfg, 2), cfg, ("a", "b"), empty, {}))
+    monkeypatch.setattr(models, "Package", Divides)
+    assert models.load(made.files, Target("m/1", made.seal)).version == "m/1"
+    assert all(batching.measure(made, 1, 2).rates)
+
+
+def test_what_the_registrys_actor_gets_has_no_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its current folder is that of `ray start`, and another store's champion answered."""
+    monkeypatch.chdir(tmp_path)
+    there = tracking.absolute(RegistryConfig(uri="sqlite:///store/m.db", moves="moves"))
+    assert there.uri == f"sqlite:///{tmp_path}/store/m.db" and there.moves == str(
+        tmp_path / "moves"
+    )
+    whole = RegistryConfig(uri="sqlite:////s/m.db?timeout=5", moves="s3://b/moves")
+    assert tracking.absolute(whole) == whole
+    cfg = validate(ServeConfig, {"cpus": 1, "keep": 0, "requests": "log"})
+    checked = server.Checked(ModelVersion("m", 1, "x", {}), "single_label", None)
+    made = server._setup(checked, RunConfig(name="m", dir="runs/m"), cfg, 8000)
+    assert made.requests == str(tmp_path / "log")
+    # A folder in which nobody will write a table may have any name.
+    nothing = validate(ServeConfig, {"cpus": 1, "keep": 0})
+    server._setup(checked, RunConfig(name="m", dir="runs/[a]"), nothing, 8000)

@@ -206,6 +206,8 @@ class _Handlers:
         challenger = self.parts.cfg.challenger
         if challenger is None or not challenger.shadow:
             return False
+        if self.parts.models.of("challenger") is None:
+            return False
         return is_challenged(request_id, challenger.share)
 
     async def _outcome(self, role: Role, data: bytes) -> Outcome:

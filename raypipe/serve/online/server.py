@@ -48,7 +48,7 @@ from raypipe.errors import ClusterError, ConfigError, one_line
 from raypipe.files import file_lock, in_name
 from raypipe.models.labels import Kind
 from raypipe.monitor.recorder import Keeping
-from raypipe.registry import fetching, promote
+from raypipe.registry import fetching, promote, tracking
 from raypipe.registry.store import open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.registry.versions import ModelVersion
@@ -57,6 +57,7 @@ from raypipe.serve.online.registry import Registry, pinned
 from raypipe.serve.online.replica import Replica, Setup
 from raypipe.serve.online.settings import ServeConfig
 from raypipe.serve.signals import Stop
+from raypipe.tables.address import resolve
 
 log = logging.getLogger("raypipe")
 LOOK_S = 1.0  # between two looks at what the replicas report
@@ -177,7 +178,8 @@ def _setup(
 ) -> Setup:
     """What replicas are given. Raises ConfigError for a request log that nodes do not share."""
     server = uuid.uuid4().hex[:12]
-    requests = cfg.requests or str(run.path / "requests")
+    # The run's path is absolute already.
+    requests = resolve(cfg.requests) if cfg.requests else str(run.path / "requests")
     setup = Setup(
         server, cfg, checked.task, port, _workers(cfg), checked.token_digest, requests, keepings
     )
@@ -200,6 +202,9 @@ def _application(setup: Setup, run: RunConfig, registry: RegistryConfig) -> Any:
     """The two deployments: the registry, and the replicas that ask it."""
     from ray import serve
 
+    # A worker's current folder is that of `ray start`: there relative paths are others.
+    run = run.model_copy(update={"dir": str(run.path)})
+    registry = tracking.absolute(registry)
     # One actor asks MLflow for all replicas. It needs no CPU of its own. It runs on this node,
     # where the store was opened just now: its file may be on no other.
     cfg = setup.cfg

@@ -103,7 +103,7 @@ class Predicted(Result):
             "images": f"{done.images} of {done.table}",
             **prepared_from(done.table, "prepared from"),
             "labels": done.labels,
-            **({"do not decode": done.broken} if done.broken else {}),
+            **({"without a prediction": done.broken} if done.broken else {}),
             **({"new": f"{done.made} since v{done.since}"} if done.since is not None else {}),
             "predictions": done.out,
             **self.spent.facts(),
