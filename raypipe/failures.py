@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from types import FrameType
 
-from raypipe.errors import ClusterError, RaypipeError, hidden, one_line
+from raypipe.errors import ClusterError, ConfigError, RaypipeError, hidden, one_line
 from raypipe.timer import is_alarm
 
 AGAIN = "Run the same command again: what was finished is kept"
@@ -119,13 +119,16 @@ def _of_machine(error: BaseException) -> RaypipeError | None:
     """An error of the machine that the user can mend: a full disk, a closed pipe, no memory."""
     for e in chain(error):
         if isinstance(e, BrokenPipeError):
-            _mute_stdout()
+            mute_stdout()
             return RaypipeError("The reader of this command's output has gone", fix=AGAIN)
         if isinstance(e, MemoryError):
             fix = "Take smaller batches or fewer workers"
             return RaypipeError("The memory is full", rule=str(e), fix=fix)
         if _says_full(e):
             return RaypipeError("The disk is full", got=one_line(e), fix=f"Make room. {AGAIN}")
+        if isinstance(e, RuntimeError) and "home directory" in str(e):
+            what = "This machine does not know the home folder of this user, or of a path with ~"
+            return ConfigError(what, fix="Set HOME, or write the whole path")
         if isinstance(e, OSError):
             known = _of_os(e)
             if known is not None:
@@ -214,7 +217,7 @@ def _of_mlflow(error: BaseException) -> RaypipeError | None:
     )
 
 
-def _mute_stdout() -> None:
+def mute_stdout() -> None:
     """Send stdout to /dev/null.
 
     Its buffer holds text that nobody can read. Python would complain about it once more at exit.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,7 +27,8 @@ def arguments(given: list[str]) -> list[str]:
     folder, config, verb, *more = given
     # The configuration is looked for before the folder changes.
     named = [] if config == "-" else [str(Path(config).absolute())]
-    if Path(folder).is_dir():
+    # Not on this node, or of a user whose folder this one may not enter.
+    with suppress(OSError):
         os.chdir(folder)
     return [verb, *named, *more]
 

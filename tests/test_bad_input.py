@@ -185,6 +185,11 @@ def test_a_mistyped_command_line_is_one_line_too(
     assert files(tmp_path) == {"job.yaml"}
 
 
+def test_a_home_that_nobody_knows_is_one_line(cli: Cli, job: Path) -> None:
+    """It was a traceback of pathlib's."""
+    refused(cli("train", str(job), "run.dir=~nobody-at-all/x"), "path with ~", "whole path")
+
+
 def test_no_verb_at_all_shows_the_help(cli: Cli) -> None:
     code, out, err = cli()
     assert (code, err) == (2, "")

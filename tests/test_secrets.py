@@ -283,6 +283,14 @@ def test_a_submitted_job_takes_no_credential_with_it(tmp_path: Path) -> None:
             submit.refuse_in_packages({"pip": packages})
         assert SECRET not in str(told.value)
     submit.refuse_in_packages({"pip": ["numpy==2", index.format("${PIP_TOKEN}")], "x": None})
+    # Ray reads such a file here, and sends its lines.
+    file = tmp_path / "requirements.txt"
+    file.write_text(f"numpy\n{index.format(SECRET)}\n")
+    for given in ({"pip": str(file)}, {"uv": {"packages": str(file)}}):
+        with pytest.raises(ConfigError, match="gives the job a credential") as told:
+            submit.refuse_in_packages([given, *submit._lines_of_files(given)])
+        assert SECRET not in str(told.value)
+    assert submit._lines_of_files({"conda": "base", "pip": ["numpy"]}) == []
 
 
 def test_a_missing_variable_for_the_store_is_one_message(

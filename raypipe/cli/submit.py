@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -78,12 +80,14 @@ def jobs(
         raise ConfigError("--follow and --stop contradict each other", fix="Take one of them")
     found = Jobs(address if address is not None else from_environment())
     if follow:
-        state = found.state(follow)
+        state = found.known(follow)
         # Only a job that was submitted with --json ends with a JSON line of its own.
         has_line = json and "--json" in state.entrypoint.split()
-        code = submit.follow(found, state.job, has_line, console.say)
+        # Its output is no JSON, and stdout has one document.
+        with redirect_stdout(sys.stderr) if json and not has_line else nullcontext():
+            code = submit.follow(found, state.job, has_line, console.say)
         if json and not has_line:
-            console.finish(asdict(found.state(follow)))
+            console.finish(asdict(found.known(follow)))
         if code:
             raise typer.Exit(code)
         return

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -251,10 +252,9 @@ def _init(cfg: ClusterConfig, preload: str) -> None:
         raise
     except Exception as e:
         raise _connection_error(address, e) from e
-    token = Path.home() / ".ray" / "auth_token"
-    if token.exists():
-        # Ray leaves its token readable by everyone.
-        token.chmod(0o600)
+    # Ray leaves its token readable by everyone. It may be mounted, or there is none.
+    with suppress(OSError, RuntimeError):
+        (Path.home() / ".ray" / "auth_token").chmod(0o600)
     log.info("Ray cluster at %s with %g CPUs", address, ray.cluster_resources().get("CPU", 0))
 
 

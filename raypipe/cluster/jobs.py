@@ -113,6 +113,13 @@ class Jobs:
         known = [each.job for each in self.listed()]
         raise ConfigError(f"There is no job {job!r}", fix=nearest(job, known))
 
+    def known(self, job: str) -> JobState:
+        """`state`, for who does not wait. Raises ClusterError if the cluster does not answer."""
+        try:
+            return self.state(job)
+        except Lost as e:
+            raise _no_answer(self.address, e) from e
+
     def listed(self) -> list[JobState]:
         """Jobs that were submitted, the last one first. Raises ClusterError."""
         try:
@@ -203,11 +210,16 @@ class Jobs:
         return await asyncio.to_thread(self.state, job)
 
     async def _tail(self, job: str, take: Callable[[str], None]) -> None:
-        try:
-            async for text in self._client.tail_job_logs(job):
-                take(text)
-        except Exception as e:
-            raise Lost(one_line(e)) from e
+        texts = self._client.tail_job_logs(job)
+        while True:
+            try:
+                text = await anext(texts)
+            except StopAsyncIteration:
+                return
+            except Exception as e:
+                raise Lost(one_line(e)) from e
+            # Not above: what nobody takes any more is no lost connection.
+            take(text)
 
     def _has(self, job: str) -> bool:
         with suppress(Exception):

@@ -6,14 +6,18 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from raypipe import failures
 from raypipe.cluster import luggage
 from raypipe.cluster.connect import ENV
 from raypipe.cluster.jobs import STOPS_S, Jobs, JobState, dashboard
@@ -63,7 +67,7 @@ def submit(address: str, command: Command, say: Callable[[str], None]) -> tuple[
     environment = _environment()
     refuse_secrets(address, environment["env_vars"])
     others = {name: value for name, value in environment.items() if name != "env_vars"}
-    refuse_in_packages(others)
+    refuse_in_packages([others, *_lines_of_files(others)])
     bring = luggage.below_here(list(command.bring))
     jobs = Jobs(address)
     with luggage.packed(command.config, command.modules, bring) as (folder, config):
@@ -83,18 +87,57 @@ def follow(jobs: Jobs, job: str, as_json: bool, say: Callable[[str], None]) -> i
     cluster has gone.
     """
     output = _Output(as_json)
+    goes_on = f"{job} continues without this command"
+    again = f"raypipe jobs {jobs.address} --follow {job}"
+
+    def take(text: str) -> None:
+        with _written(goes_on, f"{again}, or --stop {job}"):
+            output.take(text)
+
     try:
-        state = jobs.follow(job, output.take, say)
+        with _interrupted_by_sigterm():
+            state = jobs.follow(job, take, say)
     except KeyboardInterrupt:
-        raise RaypipeError(
-            f"{job} continues without this command",
-            fix=f"raypipe jobs {jobs.address} --follow {job}, or --stop {job}",
-        ) from None
+        raise RaypipeError(goes_on, fix=f"{again}, or --stop {job}") from None
     code = code_of(state, jobs.address)
-    output.end(code)
+    ended = f"{job} ended with exit code {code}"
+    with _written(ended, f"{again}{' --json' * as_json} shows it again"):
+        output.end(code)
     if code:
         say(f"Job {job} ended with exit code {code}")
     return code
+
+
+@contextmanager
+def _written(rule: str, fix: str) -> Iterator[None]:
+    """Raise RaypipeError if what is printed within cannot be written: nobody reads it, or the disk
+    is full."""
+    try:
+        yield
+    except OSError as e:
+        failures.mute_stdout()
+        what = f"This command's output cannot be written: {e.strerror}"
+        raise RaypipeError(what, rule=rule, fix=fix) from None
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Within it SIGTERM is as Ctrl-C: the job does not end with this command, which has to be said.
+
+    Only in the main thread, which alone may set that.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def code_of(state: JobState, address: str) -> int:
@@ -224,6 +267,20 @@ def refuse_secrets(address: str, variables: dict[str, str]) -> None:
                 rule="A job's environment stands on the cluster's dashboard in plain text",
                 fix=f"Take {name} out, and set it where the cluster's nodes are started",
             )
+
+
+def _lines_of_files(environment: Mapping[str, Any]) -> list[str]:
+    """The lines of files that list packages: Ray reads them here, and sends what they hold."""
+    found: list[str] = []
+    for name in ("pip", "uv", "conda"):
+        given = environment.get(name)
+        if isinstance(given, Mapping):
+            given = given.get("packages")
+        if isinstance(given, str):
+            # Or it is the name of an environment of conda.
+            with suppress(OSError, UnicodeDecodeError):
+                found += Path(given).read_text(encoding="utf-8").splitlines()
+    return found
 
 
 def refuse_in_packages(value: Any) -> None:

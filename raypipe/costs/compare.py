@@ -12,6 +12,7 @@ node. On CPUs both want the same cores: they add up.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,16 +70,33 @@ def require_known(names: Sequence[str]) -> None:
 
 
 def offers(
-    names: Sequence[str], cfg: CostConfig, counts: Counts, epochs: int, model: Model, rates: Rates
+    names: Sequence[str],
+    cfg: CostConfig,
+    counts: Counts,
+    epochs: int,
+    model: Model,
+    rates: Rates,
+    most_s: float = math.inf,
 ) -> list[Offer]:
-    """An offer of each node type, cheapest run first. Raises ConfigError for unknown types."""
+    """An offer of each node type, cheapest run first. most_s: seconds that epochs take at most.
+
+    Raises ConfigError for unknown types.
+    """
     require_known(names)
-    made = [_offer(name, cfg, counts, epochs, model, rates) for name in dict.fromkeys(names)]
+    made = [
+        _offer(name, cfg, counts, epochs, model, rates, most_s) for name in dict.fromkeys(names)
+    ]
     return sorted(made, key=lambda one: (one.run_usd is None, one.run_usd or 0.0))
 
 
 def _offer(
-    name: str, cfg: CostConfig, counts: Counts, epochs: int, model: Model, rates: Rates
+    name: str,
+    cfg: CostConfig,
+    counts: Counts,
+    epochs: int,
+    model: Model,
+    rates: Rates,
+    most_s: float,
 ) -> Offer:
     node = NODES[name]
     usd = cfg.price(name)
@@ -97,7 +115,7 @@ def _offer(
         once = _together(node, decode_s, embed_s)
     stepped = _together(node, each, step_s) * counts.train
     looked = _together(node, each, look_s) * counts.val
-    loop_s = epochs * (stepped + looked)
+    loop_s = min(most_s, epochs * (stepped + looked))
     fixed_s = (START.seconds + PUBLISH.seconds) * rates.slowness
     run_s = fixed_s + once * counts.read + loop_s
     predicted_s = _together(node, decode_s, embed_s)

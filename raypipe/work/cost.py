@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -87,7 +88,12 @@ def cost(job: Job, nodes: Sequence[str], show: Show) -> Compared:
         frozen=training.model.mode == "frozen",
         cached=at.carrier_of(training, pinned, {}) == "cache",
     )
-    epochs = training.train.epochs
-    offers = compare.offers(nodes or list(NODES), job.cost, counts, epochs, model, found)
+    epochs, most_s = training.train.epochs, training.train.most_s
+    offers = compare.offers(
+        nodes or list(NODES), job.cost, counts, epochs, model, found, most_s or math.inf
+    )
     what = f"{training.model.name}, {training.model.mode}, {side_px} px"
-    return Compared(f"{what}, {epochs} epochs of {counts.train:,} images", tuple(offers))
+    job_text = f"{what}, {epochs} epochs of {counts.train:,} images"
+    if most_s is not None:
+        job_text += f", {most_s:,.0f} s at most"
+    return Compared(job_text, tuple(offers))

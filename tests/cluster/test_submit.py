@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ import yaml
 
 from raypipe import submitted
 from raypipe.cluster import luggage
-from raypipe.cluster.jobs import Jobs, JobState, dashboard
+from raypipe.cluster.jobs import Jobs, JobState, Lost, dashboard
 from raypipe.cluster.jobs import _state as of_ray
 from raypipe.cluster.submit import Command, code_of, follow, submit
 from raypipe.cluster.submit import _Output as Output
@@ -194,6 +195,75 @@ def test_a_job_that_does_not_end_in_time_is_said(
     code, out, err = cli("jobs", jobs.address, "--stop", job, "--json")
     assert (code, json.loads(out)["job"]) == (1, job)
     assert err.count("raypipe: ") == 1 and f"raypipe: The job {job} has not ended yet" in err
+
+
+def test_a_reader_that_has_gone_is_no_lost_connection(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was followed again and again until the job ended."""
+    job = started(jobs, "print(1, flush=True); time.sleep(60)")
+
+    def gone(text: str) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("raypipe.cluster.submit._Output.take", lambda self, text: gone(text))
+    monkeypatch.setattr("raypipe.failures.mute_stdout", lambda: None)
+    with pytest.raises(RaypipeError, match=f"written: Broken pipe.*{job} continues.*--stop"):
+        follow(jobs, job, False, print)
+    assert not jobs.state(job).has_ended
+    jobs.stop(job)
+
+
+def test_a_reader_of_json_that_has_gone_is_told_how_the_job_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It said "run the same command again", which submits a second job."""
+
+    def gone(self: Output, code: int) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(Output, "end", gone)
+    monkeypatch.setattr("raypipe.failures.mute_stdout", lambda: None)
+    done = SimpleNamespace(job="raypipe-x", code=0, status="SUCCEEDED", message="")
+    following: Any = SimpleNamespace(address="http://h:8265", follow=lambda *given: done)
+    with pytest.raises(RaypipeError, match=r"Broken pipe.*exit code 0.*--json shows it again"):
+        follow(following, "raypipe-x", True, print)
+
+
+def test_sigterm_leaves_the_job_as_ctrl_c_does() -> None:
+    """It said "run the same command again", which submits a second job."""
+
+    def ended(job: str, *given: object) -> JobState:
+        signal.raise_signal(signal.SIGTERM)
+        pytest.fail("it went on")
+
+    following: Any = SimpleNamespace(address="http://h:8265", follow=ended)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(RaypipeError, match=r"raypipe-x continues without this command.*--stop"):
+        follow(following, "raypipe-x", False, print)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_cluster_that_goes_away_is_one_message_to_who_does_not_wait(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    def lost(self: Jobs, job: str) -> JobState:
+        raise Lost("it has gone")
+
+    monkeypatch.setattr(Jobs, "state", lost)
+    code, _, err = cli("jobs", jobs.address, "--follow", "raypipe-x")
+    assert code != 0 and err.count("raypipe: ") == 1 and "it has gone" in err
+    assert "mistake of raypipe" not in err
+
+
+def test_a_folder_that_the_jobs_user_may_not_enter_is_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(submitted.os, "chdir", refuse)
+    assert submitted.arguments([str(tmp_path), "-", "tune"]) == ["tune"]
 
 
 @pytest.mark.parametrize(

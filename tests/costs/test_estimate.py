@@ -175,6 +175,12 @@ def test_a_machine_with_a_gpu_tells_nothing_of_cpu_nodes() -> None:
 
 
 def test_the_cheapest_run_comes_first_and_unknown_nodes_are_refused() -> None:
+    (ended,) = compare.offers(
+        ["p3.2xlarge"], CostConfig(), COUNTS, 10, MODEL, RATES_HERE, most_s=5.0
+    )
+    (whole,) = compare.offers(["p3.2xlarge"], CostConfig(), COUNTS, 10, MODEL, RATES_HERE)
+    assert ended.run_s is not None and whole.run_s is not None
+    assert ended.run_s < whole.run_s, "train.stopping.seconds ends it"
     found = compare.offers(list(NODES), CostConfig(), COUNTS, 10, MODEL, RATES_HERE)
     prices = [one.run_usd for one in found if one.run_usd is not None]
     assert prices == sorted(prices) and len(found) == len(NODES)

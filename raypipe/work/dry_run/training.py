@@ -83,7 +83,8 @@ def parts_of(at: At, given: TrainJob) -> tuple[tuple[Part, ...], Facts, list[str
     missing = [f"finding {name}" for name in auto]
     if job.train.launcher != "ray":
         missing.append("the start of Spark")
-    return tuple(within(parts, job.train.stopping, workers)), facts, missing
+    stopping = job.train.stopping.model_copy(update={"seconds": job.train.most_s})
+    return tuple(within(parts, stopping, workers)), facts, missing
 
 
 def afterwards(job: TrainJob, counts: Counts, found: Rates, where: Where) -> list[Part]:
