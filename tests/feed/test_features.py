@@ -148,6 +148,8 @@ def test_a_reading_that_a_budget_ends_leaves_no_task_behind() -> None:
             time.sleep(0.02)  # as between two batches, it can be interrupted
         return seconds
 
+    # Workers that are only starting on a busy host miss the call, and would be waited for.
+    assert list(run_tasks(slow, [(0.5,)] * 2)) == [0.5, 0.5]
     # So many run on two CPUs, and as many wait.
     with pytest.raises(OutOfTime), interrupted(2.0, lambda: OutOfTime("over")):
         list(run_tasks(slow, [(25.0,)] * 4))

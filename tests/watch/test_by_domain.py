@@ -168,7 +168,7 @@ def test_a_column_that_was_named_after_the_champion_is_told_to_have_no_effect() 
     mine: Any = SimpleNamespace(broken=0, groups=None)
 
     def notes(registry: dict[str, str], **watch: str) -> list[str]:
-        package: Any = SimpleNamespace(info={"config": {"registry": registry}})
+        package: Any = SimpleNamespace(info={"config": {"registry": registry}}, files={})
         return examination._not_compared(package, reference, mine, validate(WatchConfig, watch))
 
     (said,) = notes({}, group="module")
