@@ -250,7 +250,11 @@ def test_train_and_predict_and_no_secret_is_kept(
     predicted = said(cli, "predict", job)
     assert predicted["predictions"] == f"{out}@v0"
     assert sum(predicted["labels"].values()) == 60
-    assert said(cli, "predict", job) == predicted  # found there: no second commit
+    # Found there: no second commit.
+    again = said(cli, "predict", job)
+    assert (predicted.pop("made"), again.pop("made")) == (60, 0)
+    assert again.pop("spent")["seconds"] > 0 and predicted.pop("spent")["device_s"] > 0
+    assert again == predicted
     if store.root.startswith("s3"):  # 15 s, and the way to the store is the same
         assert said(cli, "train", job, "train.workers=2", "run.seed=8")["epochs"] == 2
 
