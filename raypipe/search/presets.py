@@ -22,7 +22,7 @@ PRESETS: dict[str, dict[Preset, Any]] = {
     "first_answer": {"fast": True, "good": True, "best": True},
     "ensemble": {"fast": 5, "good": 5, "best": 5},
     # A trial of 96 or 128 px learns larger pictures in its refit, as far as there is time. Heads
-    # alone take seconds, and a quarter more images are worth .8 points of accuracy
+    # alone take seconds, and a quarter more images are worth .7 points of accuracy
     # (benchmarks/results/2026-11-27-refit-of-heads.md).
     "refit": {"fast": "heads", "good": LARGER, "best": LARGER},
     # What trials leave for it. 180 s of trials and a refit of 13 epochs took 14 to 27 minutes on
