@@ -135,8 +135,9 @@ def untested(job: TrainJob, pinned: Pinned) -> str:
     if pinned.common(str(splits(job)["feed.train"]), test):
         return f"feed.test={test} has images that it would learn"
     images = pinned.counts[test]
-    if images < min(FEWEST_TESTS, pinned.counts[job.feed.val]):
-        return f"feed.test={test} has {images:,} labelled images, too few to test it"
+    least = min(FEWEST_TESTS, pinned.counts[job.feed.val])
+    if images < least:
+        return f"feed.test={test} has {images:,} labelled images, and {least} are needed to test it"
     return ""
 
 

@@ -311,6 +311,11 @@ def _retrain(request: Request, wanted: Wanted, pinned: Pinned, held: Held) -> Re
             store, members, cfg.search, first, pinned, say, why, monitors
         )
     elif around.is_search(cfg.watch, cfg.search, first.model.mode == "frozen"):
+        if package.members:
+            say(
+                f"The champion is an ensemble of {len(package.members)}: the settings are those of "
+                "its first member"
+            )
         search = within_budget(cfg.search, _left_h(cfg.watch, held, wanted.spent_h))
         challenger, trained, device_s = challenge.search(
             store, search, cfg.watch, first, pinned, say, why, monitors

@@ -111,6 +111,10 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
     wanted = job.search.refit_changes
     if wanted is None:
         return found
+    # Before what was settled: a reason of today's configuration, which another one may not have.
+    why = kept_refits.never(job, found)
+    if why:
+        return _as_it_was(found, ledger, why)
     settled = kept_refits.settled(job, found)
     if settled is not None and not settled["again"]:
         return _as_it_was(found, ledger, settled["why"])
@@ -243,8 +247,9 @@ def _refitted_alone(
         return _noted(found, ledger, planned)
     left_s = ledger.left_before_s(least_s)
     assert left_s is not None
-    # It ends by its own clock. What comes after it has the rest.
-    left_s = min(left_s, LATE * planned.seconds)
+    if found.job.train.solver == "steps":
+        # It ends by its own clock. What comes after it has the rest.
+        left_s = min(left_s, LATE * planned.seconds)
     # A finished one is only read, which a rerun or another terminal has always time for: else it
     # would register what this refit was better than.
     is_done = kept_refits.is_done(job, found)
@@ -322,6 +327,8 @@ def _planned(
     most = None if set_to is None else int(set_to)
     if found.job.train.solver != "steps":
         most = 1  # a head is fitted at once
+    elif not job.search.trains_again:
+        most = most or found.job.train.epochs  # heads keep their own settings
     trials = len(found.trials)
     # Its model may have other views than the trial's.
     ledger.forecast.views = int(wanted.get("model.views", found.job.model.views))

@@ -373,7 +373,9 @@ def test_a_refit_of_more_views_leaves_time_for_them(tmp_path: Path) -> None:
     trial = Trial("trial-0", {}, 0.9, 3, False, (metrics,), "somewhere")
     tuned, train = ModelConfig(mode="finetune", side_px=128), TrainConfig(workers=2)
     job: Any = SimpleNamespace(
-        train=train, feed=SimpleNamespace(train="train", val="val"), search=SimpleNamespace()
+        train=train,
+        feed=SimpleNamespace(train="train", val="val"),
+        search=SimpleNamespace(trains_again=True),
     )
     plan: Any = SimpleNamespace(job=SimpleNamespace(registry=RegistryConfig()))
     room_s: list[float] = []
@@ -634,7 +636,7 @@ def test_a_refit_has_time_to_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(in_time, "_planned", lambda *given: Refit(5, 10.0, 64, "it fits"))
     monkeypatch.setattr(in_time.refit, "job_of", lambda *given: None)
     monkeypatch.setattr(in_time.refit, "unfinished", lambda done: None)
-    has_s = []
+    has_s: list[float] = []
 
     def train(job: Any, found: Any, until: float | None) -> Any:
         assert until is not None
@@ -649,6 +651,11 @@ def test_a_refit_has_time_to_be_written(tmp_path: Path, monkeypatch: pytest.Monk
         folder=tmp_path,
         best=SimpleNamespace(key="k"),
         trials=(SimpleNamespace(name="trial-1"),),
+        job=SimpleNamespace(train=TrainConfig(), folder=lambda key: tmp_path / str(key)),
     )
     in_time._refitted_alone(asked, {}, asked, made, train, budget.usable(60.0) - 10.0)
     assert 8.0 < has_s[0] <= 10.0 - in_time.WRITTEN_S
+    # A head has no clock: it may take all that the end leaves.
+    asked.job.train = TrainConfig(solver="closed")
+    in_time._refitted_alone(asked, {}, asked, made, train, budget.usable(60.0) - 30.0)
+    assert 25.0 < has_s[1] <= 30.0

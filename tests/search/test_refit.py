@@ -433,5 +433,6 @@ def test_heads_learn_from_validation_if_test_images_are_left() -> None:
         return refit.untested(job, pinned)
 
     assert why(300, 100, []) == why(30, 30, []) == ""
-    assert "99 labelled images" in why(300, 99, []) and "29 labelled" in why(30, 29, [])
+    assert "99 labelled images, and 100 are needed" in why(300, 99, [])
+    assert "29 labelled images, and 30 are needed" in why(30, 29, [])
     assert "would learn" in why(300, 300, ["val"])

@@ -363,13 +363,23 @@ def test_heads_stay_as_they_are_where_nothing_else_would_test_them(
     only_lite0(monkeypatch)
     choose(monkeypatch, 1.0)
     asked = ASKED | {"search.refit": "heads", "table.uri": cells.uri}
-    whys = {"val": "would learn", "train": "would learn", "test": "too few", "nowhere": "too few"}
+    whys = {"val": "would learn", "train": "would learn", "test": "needed", "nowhere": "needed"}
     for test, why in whys.items():
         job = searches(tmp_path, **asked, **{"feed.test": test})
         ledger = Ledger(BUDGET)
         result = training.search_and_refit(job, Shown(True), ledger=ledger)
         assert not result.refitted and result.job.feed.train == "train"
         assert why in ledger.notes[-1] and "val_loss" in result.best.metrics
+
+    # A reason of one configuration is none of the next one.
+    monkeypatch.setattr(refit, "FEWEST_TESTS", 5)
+    job = searches(tmp_path, **asked, **{"feed.test": "test", "model.calibrate": True})
+    ledger = Ledger(BUDGET)
+    kept, _, _ = training.search_and_register(job, Shown(True), ledger=ledger)
+    assert not kept.refitted and "temperature" in ledger.notes[-1]
+    job = replace(job, {"model.calibrate": False})
+    again, _, _ = training.search_and_register(job, Shown(True), ledger=Ledger(BUDGET))
+    assert again.refitted and again.key == kept.key
 
 
 def test_nobody_is_fitted_again_where_no_head_is_part_of_the_model() -> None:

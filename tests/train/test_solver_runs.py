@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from raypipe.config import replace
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, RaypipeError
 from raypipe.models.heads import Head, KernelHead
 from raypipe.models.zoo import ImageModel
 from raypipe.registry import packing
@@ -163,3 +165,21 @@ def test_no_rule_ends_what_was_fitted_at_once(
     """Six heads that reached the target counted as 114 epochs that were saved."""
     job = jobs(**KERNEL, **{f"train.stopping.{name}": value for name, value in limit.items()})
     assert trainer.run(job).stopped == FITTED
+
+
+def test_a_signal_while_a_head_is_fitted_ends_the_training(
+    jobs: Jobs, ray_session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was swallowed: what followed went on, and registered a version."""
+    real = worker.solving.fit
+
+    def fit(*given: Any) -> None:
+        real(*given)
+        signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(worker.solving, "fit", fit)
+        with pytest.raises(RaypipeError, match=r"Stopped on request.*What was fitted is saved"):
+            trainer.run(jobs(**KERNEL))
+    monkeypatch.setattr(worker.solving, "fit", lambda *given: pytest.fail("fitted again"))
+    assert trainer.run(jobs(**KERNEL)).stopped == FITTED

@@ -125,10 +125,11 @@ def _search(
         missing.append("the choice of a soup or an ensemble")
     if cfg.refit is not None:
         of = "the ensemble's members" if cfg.ensemble > 1 else "the best trial's settings"
+        why = "" if cfg.trains_again else refit.untested(given, pinned)
         if not cfg.trains_again:
             of = "heads on frozen features"
-        facts["refit"] = f"{of} once more: not estimated"
-        missing.append("the refit")
+        facts["refit"] = f"none: {why}" if why else f"{of} once more: not estimated"
+        missing += [] if why else ["the refit"]
     # As the search's monitor counts them.
     workers = beside * resources.trial.get("GPU", float(job.train.most_workers))
     stopping = cfg.stopping
