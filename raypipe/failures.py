@@ -9,8 +9,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from raypipe.errors import ClusterError, ConfigError, RaypipeError, hidden, one_line
@@ -51,6 +51,26 @@ def note_sigterm() -> None:
         handler(number, frame)
 
     signal.signal(signal.SIGTERM, noted)
+
+
+@contextmanager
+def on_sigterm(act: Callable[[], None]) -> Iterator[None]:
+    """While the block runs, SIGTERM calls `act` and does not end the process.
+
+    Python sets signal handlers in the main thread only; in other threads nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        act()
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def report(error: BaseException) -> int:

@@ -6,9 +6,7 @@ import json
 import os
 import re
 import shlex
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -95,7 +93,8 @@ def follow(jobs: Jobs, job: str, as_json: bool, say: Callable[[str], None]) -> i
             output.take(text)
 
     try:
-        with _interrupted_by_sigterm():
+        # As Ctrl-C: the job does not end with this command, which has to be said.
+        with failures.on_sigterm(_interrupt):
             state = jobs.follow(job, take, say)
     except KeyboardInterrupt:
         raise RaypipeError(goes_on, fix=f"{again}, or --stop {job}") from None
@@ -120,24 +119,8 @@ def _written(rule: str, fix: str) -> Iterator[None]:
         raise RaypipeError(what, rule=rule, fix=fix) from None
 
 
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Within it SIGTERM is as Ctrl-C: the job does not end with this command, which has to be said.
-
-    Only in the main thread, which alone may set that.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def code_of(state: JobState, address: str) -> int:

@@ -49,7 +49,7 @@ def check(job: TrainJob, cfg: SearchConfig) -> None:
     """Raise ConfigError, before a search starts, for a refit that its job refuses, or a head of
     its first answer, which may be the best."""
     if cfg.refit is None or (job.model.calibrate and not cfg.trains_again):
-        return  # heads stay as they are then (`untested`)
+        return  # heads stay as they are then (`never`)
     changes = _changes(job, cfg.refit_changes or {})
     if cfg.trains_again:
         _check_training(job, cfg, changes)
@@ -99,7 +99,7 @@ def _has(job: TrainJob, name: str, value: Any) -> bool:
 
 def check_splits(job: TrainJob, cfg: SearchConfig, pinned: Pinned) -> None:
     """Raise ConfigError if a refit would train on a split that has no rows, or on test images,
-    which are to judge its model. Of heads alone: they stay as they are then (`untested`)."""
+    which are to judge its model. Of heads alone: they stay as they are then (`never`)."""
     if not cfg.trains_again:
         return
     changes = _changes(job, cfg.refit_changes or {})
@@ -123,12 +123,19 @@ def check_splits(job: TrainJob, cfg: SearchConfig, pinned: Pinned) -> None:
         )
 
 
-def untested(job: TrainJob, pinned: Pinned) -> str:
-    """Why heads should not learn from validation images; "": they may.
+def wanted(job: TrainJob, cfg: SearchConfig, pinned: Pinned) -> dict[str, Any] | None:
+    """What a refit changes beside the images; None: there is none, or heads stay as they are."""
+    return None if never(job, cfg, pinned) else cfg.refit_changes
+
+
+def never(job: TrainJob, cfg: SearchConfig, pinned: Pinned) -> str:
+    """Why search.refit=heads fits no head again, however much time there is; "": it may.
 
     Validation has something else to do, or too few other images would say how good the model is:
-    no more for a card, for the reference of drift checks, and for their estimate of accuracy.
+    for its card, for the reference of drift checks, and for their estimate of accuracy.
     """
+    if cfg.refit is None or cfg.trains_again:
+        return ""
     test = job.feed.test
     if job.model.calibrate:
         return "model.calibrate fits a temperature on validation images"

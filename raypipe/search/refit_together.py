@@ -147,15 +147,14 @@ def _members(found: SearchResult) -> tuple[dict[str, float], list[str]]:
 
 
 def again_of(job: TrainJob, cfg: SearchConfig, found: SearchResult) -> Again | str:
-    """Who is trained again, if the fine-tuned one can be; a text: why nobody is, or not this one.
+    """Who is trained again, if the fine-tuned one can be; a text: why no head is, or not this one.
 
     job: the search's. Where a search makes ensembles, a fine-tuned trial may join heads; one that
     cannot be trained stays away. Raises ConfigError for a member whose settings refuse what is
     wanted.
     """
     if not cfg.trains_again:
-        assert found.pinned is not None
-        return refit.untested(job, found.pinned) or heads_of(found)
+        return heads_of(found)
     wanted = cfg.refit_changes or {}
     # The job's epochs, of which trials within a budget may have had fewer.
     joins = cfg.ensemble > 1
@@ -240,8 +239,9 @@ def heads_again(
 
 def refitted(job: TrainJob, found: SearchResult, cfg: SearchConfig, train: Train) -> SearchResult:
     """The search with its refit, without a clock. job: the search's. cfg: with search.refit."""
+    assert found.pinned is not None
     wanted = cfg.refit_changes or {}
-    again = again_of(job, cfg, found)
+    again = refit.never(job, cfg, found.pinned) or again_of(job, cfg, found)
     if isinstance(again, str):
         log.warning("No refit: %s", again)
         return found

@@ -94,8 +94,14 @@ def search(
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
     job = feasible.one_worker(job)
     own_starts = starts.of(cfg)
-    is_default = cfg.space is None
+    is_default, samples = cfg.space is None, cfg.samples
     cfg, space = feasible.check(job, cfg, rows)
+    if cfg.samples < samples:
+        log.warning(
+            "train.solver=%s takes no steps, and nearly all that the default space draws are "
+            "settings of steps: one trial is run. Set search.space to compare heads",
+            job.train.solver,
+        )
     if cfg.populated and is_default:
         log.info(
             "search.scheduler=%s draws what can change while a trial trains: %s. All trials have "

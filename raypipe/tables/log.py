@@ -82,7 +82,7 @@ def files(
     needed = ["path", "modification_time", *(f"partition.{name}" for name in partition_columns)]
     actions = actions.select(needed).filter(pa.array(keep_N)).sort_by(order)
 
-    masks = dict(deletion_masks(delta) if masks is None else masks)
+    masks = deletion_masks(delta) if masks is None else masks
     table_root = delta.table_uri.rstrip("/")
     placed = Places(delta.table_uri)
     # Each mask has its file: without it deleted rows would come back.
@@ -98,7 +98,7 @@ def files(
     # Tables have hundreds of thousands of files: each line here is run for each.
     for logged_path, partition in zip(actions["path"].to_pylist(), partitions, strict=True):
         root, path = placed(logged_path)
-        mask = masks.pop(_mask_key(root, path), None) if masks else None
+        mask = masks.get(_mask_key(root, path)) if masks else None
         # A catalog's table is opened by its own name again: its credentials belong to that name.
         opened_under = uri if root == table_root else root
         elsewhere = _is_elsewhere(root, table_root)

@@ -11,12 +11,8 @@ all-reduce (maximum) of two numbers about once a second:
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -72,23 +68,3 @@ class Notice:
         self._ask_after = min(2 * self._ask_after, steps)
         self._asked_at = now
         self._steps_since = 0
-
-
-@contextmanager
-def on_sigterm(act: Callable[[], None]) -> Iterator[None]:
-    """While the block runs, SIGTERM calls `act` and does not end the process.
-
-    Python sets signal handlers in the main thread only; in other threads nothing changes.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handler(number: int, frame: Any) -> None:
-        act()
-
-    before = signal.signal(signal.SIGTERM, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

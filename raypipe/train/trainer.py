@@ -24,6 +24,7 @@ from raypipe.cluster.recorder import recorded
 from raypipe.cluster.usage import FILE as USAGE
 from raypipe.config import metrics_of, replace, require_format, save, to_json
 from raypipe.errors import RaypipeError
+from raypipe.failures import on_sigterm
 from raypipe.feed import feed as feeds
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.feed.features import feature_sources
@@ -44,7 +45,6 @@ from raypipe.train.losses import check_weights
 from raypipe.train.measure import tensorboard
 from raypipe.train.measure.meter import ReportPosition
 from raypipe.train.objective import METRICS
-from raypipe.train.preemption import on_sigterm
 from raypipe.train.spark_launch import on_executors
 from raypipe.train.stopping import unusable
 from raypipe.train.worker import Data, Prepared, meter_of, train_stages

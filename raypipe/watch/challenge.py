@@ -129,8 +129,7 @@ def of_heads(
     """The champion's heads, all fitted to the new rows, within search.limits."""
     rows = _pin(first, opened)
     refit.check_splits(first, cfg, rows)
-    learns_both = cfg.trains_again or not refit.untested(first, rows)
-    of_each = heads.jobs(members, first, cfg.refit_changes if learns_both else None)
+    of_each = heads.jobs(members, first, refit.wanted(first, cfg, rows))
     rows = _pin(of_each[0], opened)
     heads.check(members, of_each, cfg.limits, rows)
     say(f"Fitting the champion's {len(members)} heads to {_table(first)}, {of_each[0].feed.train}")

@@ -58,7 +58,7 @@ class Examination:
     mine: Batch
     window: Window | None
     log: Sequence[Entry]
-    about: str = ""
+    about: str
 
     def report(self, alpha: float | None) -> DriftReport:
         """The verdict of all tests. alpha: of a promise (promise.level); None: drift.alpha."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace as with_
+from functools import partial
 from typing import Any
 
 import ray
@@ -111,8 +112,9 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
     wanted = job.search.refit_changes
     if wanted is None:
         return found
-    # Before what was settled: a reason of today's configuration, which another one may not have.
-    why = kept_refits.never(job, found)
+    assert found.pinned is not None
+    # Before what was settled: that may be of another configuration.
+    why = refit.never(job.training, job.search, found.pinned)
     if why:
         return _as_it_was(found, ledger, why)
     settled = kept_refits.settled(job, found)
@@ -188,10 +190,7 @@ def _refitted_together(
                 ledger.notes.append(f"The heads were fitted again without {again.tuned}")
             return left
         trained[again.tuned] = tuned
-
-    def told(why: str) -> None:
-        _as_it_was(found, ledger, why)
-
+    told = partial(_as_it_was, found, ledger)
     return refit_together.combined_or_as_it_was(found, again, trained, told)
 
 

@@ -69,20 +69,17 @@ def forget_plan(job: Job, found: SearchResult) -> None:
     write_atomic(found.folder / PLAN, to_json(kept))
 
 
-def never(job: Job, found: SearchResult) -> str:
-    """Why this configuration fits no head again, however much time there is; "": it may."""
-    if job.search.refit is None or job.search.trains_again or found.pinned is None:
-        return ""
-    return refit.untested(job.training, found.pinned)
-
-
 def settle(job: Job, found: SearchResult, result: SearchResult, ledger: Ledger) -> None:
     """Note who was trained again for the model of `result`, which is registered now.
 
     So the same command ends with the same version. A refit that came to nothing, as one without
     time, is not tried once more: it could register another model. found: before the refit.
     """
-    if job.search.refit is None or never(job, found):
+    if job.search.refit is None:
+        return
+    assert found.pinned is not None
+    # A reason of this configuration is none of another one's.
+    if refit.never(job.training, job.search, found.pinned):
         return
     file = found.folder / SETTLED
     why = next((note for note in ledger.notes if note.startswith(NONE)), "").removeprefix(NONE)

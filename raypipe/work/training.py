@@ -206,9 +206,8 @@ def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
         # Trials' processes import Tune's patches when they start.
         resources = connect(job.cluster, preload=tune_patches.PRELOAD)
     ledger.started()
-    wanted, refits = job.search.refit_changes, None
-    if job.search.trains_again or not refit.untested(job.training, pinned):
-        refits = None if wanted is None else refit.learned(job.training, wanted)
+    wanted = refit.wanted(job.training, job.search, pinned)
+    refits = None if wanted is None else refit.learned(job.training, wanted)
     _tell_of_splits(pinned, job.feed, show, refits)
     price = price_of(job, resources)
     result, version, store = search_and_register(job, show, pinned, price, monitors, ledger)

@@ -421,16 +421,16 @@ def test_heads_of_a_calibrated_model_stay_as_they_are() -> None:
     job = validate(Job, tree)
     refit.check(job.training, job.search)
     pinned: Any = SimpleNamespace(counts={"test": 900, "val": 300}, common=lambda *of: [])
-    assert "temperature" in refit.untested(job.training, pinned)
+    assert "temperature" in refit.never(job.training, job.search, pinned)
 
 
 def test_heads_learn_from_validation_if_test_images_are_left() -> None:
-    job = validate(Job, {"table": {"uri": "unused"}}).training
+    job = validate(Job, {"table": {"uri": "unused"}, "search": {"refit": "heads"}})
 
     def why(val: int, test: int, common: list[str]) -> str:
         counts = {"val": val, "test": test}
         pinned: Any = SimpleNamespace(counts=counts, common=lambda *of: common)
-        return refit.untested(job, pinned)
+        return refit.never(job.training, job.search, pinned)
 
     assert why(300, 100, []) == why(30, 30, []) == ""
     assert "99 labelled images, and 100 are needed" in why(300, 99, [])

@@ -235,20 +235,26 @@ def test_on_half_a_gpu_half_of_it_fits() -> None:
     assert 0.3 * whole <= half <= 0.7 * whole
 
 
-def test_rates_are_tried_with_as_many_images_at_once_as_a_worker_has(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One GPU had the batch of all."""
-    job = jobs(**{"train.lr": "auto", "train.batch_size": 8, "train.workers": 2})
+def images_at_once(monkeypatch: pytest.MonkeyPatch, module: Any, makes: str) -> list[int]:
+    """Will hold how many images each forward pass has of the models that the module makes."""
     seen: list[int] = []
-    made = learning_rate.trainable
+    made = getattr(module, makes)
 
     def watched(*args: Any) -> Any:
         model = made(*args)
         model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
         return model
 
-    monkeypatch.setattr(learning_rate, "trainable", watched)
+    monkeypatch.setattr(module, makes, watched)
+    return seen
+
+
+def test_rates_are_tried_with_as_many_images_at_once_as_a_worker_has(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One GPU had the batch of all."""
+    job = jobs(**{"train.lr": "auto", "train.batch_size": 8, "train.workers": 2})
+    seen = images_at_once(monkeypatch, learning_rate, "trainable")
     monkeypatch.setattr(learning_rate, "lr_range", partial(lr_range, steps=3))
     learning_rate.find(job, trainer.prepare(job, pin(job.table, job.feed)), 8)
     assert seen and max(seen) == 4
@@ -265,15 +271,7 @@ def test_each_micro_batch_has_an_image(jobs: Jobs, monkeypatch: pytest.MonkeyPat
 
 def test_a_batch_is_tried_in_its_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """If all of it is computed at once, a part of what fits is found."""
-    seen: list[int] = []
-    made = batch_size.ImageModel
-
-    def watched(*args: Any) -> Any:
-        model = made(*args)
-        model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
-        return model
-
-    monkeypatch.setattr(batch_size, "ImageModel", watched)
+    seen = images_at_once(monkeypatch, batch_size, "ImageModel")
     job = of_pixels("small_cnn", 32, accumulate=4, batch_size=64)
     objective = Objective.of(Task("single_label", ("a", "b")), np.array([0, 1]))
     batch_size._random_steps(job, objective, np.array([0]))(8)

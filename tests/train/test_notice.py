@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import torch
 
+from raypipe.failures import on_sigterm
 from raypipe.train import checkpoint
 from raypipe.train import preemption as notices
-from raypipe.train.preemption import on_sigterm
 from raypipe.train.worker import train_rank
 
 from . import ranks

@@ -29,7 +29,6 @@ blocks. A field that depends on another one is drawn only with it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,8 +38,6 @@ from raypipe.search.space import portfolio
 from raypipe.search.space.samplers import read
 from raypipe.search.space.space import Field, Space
 from raypipe.train.job import MUTABLE, TrainJob
-
-log = logging.getLogger("raypipe")
 
 MOST_PASSES = 50_000  # images in a trial's epochs, on CPUs
 READING = 0.2  # of a budget, for features, and as much for decoded images
@@ -84,12 +81,8 @@ def with_default_space(
     if trains_by_clock(job, cfg, counts, gpu):
         # They all have the same time, so nobody is compared before it is over.
         filled["scheduler"] = "none"
-    if job.train.solver != "steps" and not cfg.populated and cfg.samples > 1:
-        log.warning(
-            "train.solver=%s takes no steps, and nearly all that the default space draws are "
-            "settings of steps: one trial is run. Set search.space to compare heads",
-            job.train.solver,
-        )
+    if job.train.solver != "steps" and not cfg.populated:
+        # Nearly all that is drawn are settings of steps, and a solver takes none.
         filled["samples"] = 1
     return cfg.model_copy(update=filled)
 

@@ -125,7 +125,7 @@ def _search(
         missing.append("the choice of a soup or an ensemble")
     if cfg.refit is not None:
         of = "the ensemble's members" if cfg.ensemble > 1 else "the best trial's settings"
-        why = "" if cfg.trains_again else refit.untested(given, pinned)
+        why = refit.never(given, cfg, pinned)
         if not cfg.trains_again:
             of = "heads on frozen features"
         facts["refit"] = f"none: {why}" if why else f"{of} once more: not estimated"
@@ -219,9 +219,7 @@ def retrain(at: At) -> Planned:
     members = heads.of_champion(package, first, job.watch)
     if members:
         opened = pin(first.table, first.feed, kind=first.model.task, opened=pinned)
-        learns_both = job.search.trains_again or not refit.untested(first, opened)
-        wanted = job.search.refit_changes if learns_both else None
-        of_first, *others = heads.jobs(members, first, wanted)
+        of_first, *others = heads.jobs(members, first, refit.wanted(first, job.search, opened))
         trained, found, missing = training.parts_of(at, of_first)
         found["challenger"] = f"the champion's {len(members)} heads, fitted again"
         missing = [*missing, *(["what the other heads read"] if others else [])]
