@@ -33,6 +33,7 @@ from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState, Report
 from raypipe.train.measure.meter import ReportPosition
 from raypipe.train.settings import TrainConfig
+from raypipe.train.starting import StoppedBeforeStart
 from raypipe.train.topology import settled
 from raypipe.train.worker import Data
 from raypipe.train.worker_group import Callbacks, Share, run_group
@@ -141,6 +142,8 @@ def on_workers(
         try:
             with growth.watched(leave_to_grow):
                 state = run_group(job, data, checkpoints, leave_files, callbacks, given, workers)
+        except StoppedBeforeStart:
+            return _newest_state(checkpoints)
         except TrainingFailedError as e:
             if not _is_lost_node(e):
                 failures += 1

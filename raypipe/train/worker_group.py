@@ -34,6 +34,7 @@ import torch
 
 from raypipe.cluster import ray_private
 from raypipe.errors import without_secrets
+from raypipe.train import starting
 from raypipe.train.checkpoint.saver import Saver, agreed_newest
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState, Report
@@ -115,7 +116,7 @@ def run_group(
 ) -> LoopState:
     """Start `workers` workers and wait until they end or leave; the state they ended with.
 
-    Raises TrainingFailedError of Ray Train.
+    Raises TrainingFailedError of Ray Train, StoppedBeforeStart if SIGTERM came before they ran.
     """
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -149,13 +150,13 @@ def run_group(
             failure_config=_restarts_by_ray(cfg),
         ),
     )
-    with _relayed(queue, callbacks), ray_private.plain_interrupts():
-        try:
-            return LoopState(**trainer.fit().return_value)
-        except KeyboardInterrupt:
-            # In a notebook the cluster stays: the workers must not train on.
-            leave[0].touch()
-            raise
+    started = threading.Event()
+    with (
+        _relayed(queue, callbacks, started),
+        ray_private.plain_interrupts(),
+        starting.watched(started, leave[0], workers, share.worker),
+    ):
+        return LoopState(**trainer.fit().return_value)
 
 
 def _restarts_by_ray(cfg: TrainConfig) -> FailureConfig:
@@ -180,7 +181,7 @@ def _queue_beside_driver(maxsize: int) -> Queue:
 
 
 @contextmanager
-def _relayed(queue: Queue, callbacks: Callbacks) -> Iterator[None]:
+def _relayed(queue: Queue, callbacks: Callbacks, started: threading.Event) -> Iterator[None]:
     """While the block runs, a thread passes each message from the queue to its callback."""
 
     def relay() -> None:
@@ -188,6 +189,7 @@ def _relayed(queue: Queue, callbacks: Callbacks) -> Iterator[None]:
         while (received := queue.get()) is not None:
             message = pickle.loads(received)
             if isinstance(message, Started):
+                started.set()
                 callbacks.started()
             elif isinstance(message, EpochEnded):
                 callbacks.epoch(message.metrics, message.state)

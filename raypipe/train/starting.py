@@ -1,0 +1,78 @@
+"""While a group of workers has not started: say that it waits, and let SIGTERM end the wait.
+
+Ray Train waits for ever until there is room for all workers. The workers see the file that asks them
+to leave (worker_group.py) only when they run.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from raypipe.cluster.ray_private import free_resources
+from raypipe.failures import on_sigterm
+
+log = logging.getLogger("raypipe")
+# A group needs 18 to 26 s on two cores (elastic.RESTART_S). What takes longer may wait for room.
+PATIENCE_S = 45.0
+
+
+class StoppedBeforeStart(Exception):
+    """SIGTERM came before the workers ran. What they would go on from is the newest checkpoint."""
+
+
+@contextmanager
+def watched(
+    started: threading.Event, leave: Path, workers: int, worker: dict[str, float]
+) -> Iterator[None]:
+    """Starts a group of `workers` in the block. started: set when they run. leave: see above.
+
+    worker: what each of them needs, as Ray names it. Raises StoppedBeforeStart.
+    """
+
+    def stop() -> None:
+        leave.touch()
+        if not started.is_set():
+            # Ray makes a KeyboardInterrupt of any error that a signal raises while it waits.
+            raise KeyboardInterrupt
+
+    ended = threading.Event()
+    notice = threading.Thread(target=_tell, args=(started, ended, workers, worker), daemon=True)
+    notice.start()
+    try:
+        with on_sigterm(stop):
+            if leave.exists():
+                raise StoppedBeforeStart
+            yield
+    except KeyboardInterrupt:
+        if leave.exists() and not started.is_set():
+            raise StoppedBeforeStart from None
+        # In a notebook the cluster stays: the workers must not train on.
+        leave.touch()
+        raise
+    finally:
+        ended.set()
+        notice.join(timeout=10)
+
+
+def _tell(
+    started: threading.Event, ended: threading.Event, workers: int, worker: dict[str, float]
+) -> None:
+    """Log every PATIENCE_S that the workers do not run yet."""
+    kinds = {kind: need for kind, need in worker.items() if need > 0}
+    needs = " and ".join(f"{need:g} {kind}" for kind, need in kinds.items())
+    while not ended.wait(PATIENCE_S) and not started.is_set():
+        nodes = free_resources().values()
+        free = " and ".join(
+            f"{sum(node.get(kind, 0) for node in nodes):g} {kind}" for kind in kinds
+        )
+        log.info(
+            "%d workers of %s each have not started yet. Free are %s: they may wait for others on "
+            "this cluster. Ctrl-C ends the wait.",
+            workers,
+            needs,
+            free,
+        )
