@@ -33,10 +33,10 @@ def sign_flips(gains_N: np.ndarray) -> float:
     sum is as large as the observed one. The observed signs count as one draw. The draws have a
     fixed seed, so equal input gives an equal p-value. NaN where a difference is not finite.
     """
-    observed = gains_N.sum()
     # No draw compares with NaN: its p-value would be the smallest there is.
-    if not np.isfinite(observed):
+    if not np.isfinite(gains_N).all():
         return math.nan
+    observed = gains_N.sum()
     rng = np.random.default_rng(0)
     threshold = observed - 1e-9 * abs(observed)  # equal sums must not differ by rounding
     draws_at_a_time = max(1, SIGNS_AT_A_TIME // gains_N.size)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +19,7 @@ from raypipe.registry.quality_parts import value
 from raypipe.registry.store import Store, open_store
 from raypipe.serve import evaluation, evaluation_page
 from raypipe.serve.evaluation import Evaluation
+from raypipe.tables import scan
 from raypipe.tables.address import resolve
 from raypipe.tables.table import Columns, ImageTable, TableConfig, TableVersion
 from raypipe.train import learned
@@ -195,7 +194,7 @@ def columns_of(source: TableConfig, package: Package, named: TableConfig) -> Col
 def _of_training_images(
     table: ImageTable,
     version: TableVersion,
-    where: Mapping[str, Any],
+    where: scan.Where,
     package: Package,
 ) -> str:
     """What is to be said if images of the model's own training may be judged: the metrics are too
@@ -235,7 +234,7 @@ def _is_its_table(version: TableVersion, package: Package) -> bool:
 def _way_out(
     table: ImageTable,
     version: TableVersion,
-    where: Mapping[str, Any],
+    where: scan.Where,
     package: Package,
 ) -> str:
     """How to leave images of the training out, if the split column says that there may be some; ""

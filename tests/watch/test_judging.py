@@ -92,8 +92,9 @@ def test_one_of_each_group_and_one_of_several_copies_is_compared() -> None:
 
 def test_groups_are_those_of_the_job_or_else_the_champion_s(tmp_path: Path) -> None:
     job = validate(TrainJob, {"table": {"uri": str(tmp_path / "t")}})
-    columns = {"image_id": ["a", "b"], "image": [b"x"] * 2, "label": ["a", "b"]}
-    append(job.table.uri, pa.table(columns | {"split": ["train", "test"], "part": [1, 2]}), "add")
+    columns = {"image_id": ["a", "b", "c"], "image": [b"x"] * 3, "label": ["a", "b", "a"]}
+    columns |= {"split": ["train", "val", "test"], "part": ["p", "q", "r"]}
+    append(job.table.uri, pa.table(columns), "add")
     pinned = pin(job.table, job.feed)
 
     def column(champion: dict[str, Any], **changes: str) -> str | None:
