@@ -31,8 +31,9 @@ class FeedConfig(Section):
     """How rows become batches.
 
     `verify` and `on_bad` hold for training, validation and the test split, with every loader and
-    with frozen features. `predict`, `drift` and the comparison of models read every row, compare no
-    sha256, and stop at an image that does not decode.
+    with frozen features. `predict`, `drift`, `evaluate` and the comparison of models read every row
+    and compare no sha256. An image that does not decode is left out there, and counted; in a table
+    of predictions its row has an error.
     """
 
     carrier: Literal["auto", "threads", "offload", "cache"] = "auto"

@@ -91,7 +91,8 @@ class ModelConfig(Section):
     calibrate: bool = False
     """Divide the registered model's logits by a temperature that is fitted on validation images:
     then about 80 % of images with a score of 0.8 should be right. Predicted labels do not change.
-    A temperature that does not help in a cross-validation is not used."""
+    A temperature that does not help in a cross-validation is not used, and none is fitted if the
+    weights have learned from validation images: the card says so."""
 
     options: dict[str, Any] = Field(default={})
     """Arguments for the library or the factory that builds the backbone."""

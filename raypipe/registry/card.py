@@ -54,6 +54,8 @@ class Judged:
     slices: tuple[SliceMetrics, ...]
     left_out: int = 0
     """Sources beside those of `slices`."""
+    unclear: int = 0
+    """Images of no source that is known: other images have their id, or they have none."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +129,15 @@ def _by_source(judged: Judged) -> report.Table:
         values = (quality_parts.value(name, part.metrics[name]) for name in names)
         rows.append((part.name, report.number(part.images), *values))
     columns = (("Source", ""), ("Images", "num"), *((name, "num") for name in names))
-    more = judged.left_out
-    note = f"{more:,} more source{'s' * (more > 1)}, later in the alphabet, are left out."
-    return report.Table("By source", columns, tuple(rows), note if more else "")
+    more, unclear = judged.left_out, judged.unclear
+    notes = []
+    if more:
+        notes.append(
+            f"{more:,} more source{'s' * (more > 1)}, later in the alphabet, are left out."
+        )
+    if unclear:
+        notes.append(f"{unclear:,} more image{'s' * (unclear > 1)} without an id of their own.")
+    return report.Table("By source", columns, tuple(rows), " ".join(notes))
 
 
 def _data(card: Card) -> report.Block:

@@ -5,6 +5,7 @@ All models see one read and one decode of the images, so nothing but the models 
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,13 +30,15 @@ def judge(
     version: TableVersion,
     where: scan.Where,
     say: Callable[[str], None] = lambda text: None,
+    belonging: str | None = None,
 ) -> pa.Table:
     """One row per labelled image, sorted by id; only an empty column id where there is none.
 
-    Columns: id; group (the image's source, or "all"); and for each model model_0, model_1, …
-    whether it is right. With several tags, all of them must be. For models that predict numbers
-    it is the absolute error. Where a model's answer is not finite it is wrong, by NaN. Images that
-    do not decode are left out; `say` is told how many.
+    Columns: id; group (the image's source, or "all"); sha256 of its bytes; belongs (the text of the
+    table's column `belonging`, blank for a null or without such a column); and for each model
+    model_0, model_1, … whether it is right. With several tags, all of them must be. For models that
+    predict numbers it is the absolute error. Where a model's answer is not finite it is wrong, by
+    NaN. Images that do not decode are left out; `say` is told how many.
     """
     task = packages[0].task
     columns = table.columns
@@ -44,6 +47,9 @@ def judge(
     wanted = [columns.id, columns.label, columns.image]
     if grouped:
         wanted.append(columns.source)
+    if belonging is not None:
+        wanted.append(belonging)
+    wanted = list(dict.fromkeys(wanted))
     shared = [share(package) for package in packages]
 
     def judge_batch(batch: pa.Table) -> dict[str, Any]:
@@ -57,6 +63,13 @@ def judge(
             groups = np.array([str(one) for one in batch[columns.source].to_pylist()], np.str_)
         ids = batch[columns.id].fill_null("").to_pylist()
         judged = {"id": np.array(ids, np.str_), "group": groups}
+        # Of the bytes that are judged: a column of hashes may be missing, or of other bytes.
+        hashes = [hashlib.sha256(image or b"").hexdigest() for image in images]
+        judged["sha256"] = np.array(hashes, np.str_)
+        belongs = [""] * len(labels)
+        if belonging is not None:
+            belongs = [_named(value) for value in batch[belonging].to_pylist()]
+        judged["belongs"] = np.array(belongs, np.str_)
         judged[BROKEN] = np.full(len(labels), "", np.object_)
 
         # Every model predicts the same bytes. One broken image must not cost the comparison, which
@@ -96,6 +109,11 @@ def judge(
             f"not compared: {why}"
         )
     return rows.filter(is_good).drop_columns(BROKEN).sort_by("id")
+
+
+def _named(group: Any) -> str:
+    """Dates, numbers and truth values are names, too; null and NaN are none."""
+    return "" if group is None or group != group else str(group)
 
 
 def _judged(task: Task, predictions: Predictions, labels: Sequence[Any]) -> np.ndarray:

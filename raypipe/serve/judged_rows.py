@@ -80,6 +80,10 @@ def judged(
         made[look] = pa.array(all_N)
     for column in columns:
         made[COLUMN + column] = _slice_values(batch[column])
+        # Labels are read as text, whatever the column's type is.
+        if column == names.label and task.kind in NUMERIC:
+            numbers = [None if label is None else float(label) for label in labels]
+            made[COLUMN + column] = pa.array(numbers, pa.float64())
     if group is not None:
         made[GROUP] = _texts(batch[group])
     return pa.table(made)

@@ -169,13 +169,14 @@ def judged(job: TrainJob, pinned: Pinned, unseen: Unseen, looks: int = 0) -> Jud
     task, scores_NC = pinned.task, unseen.reference.scores_NC
     targets_NC = task.targets(torch.tensor(unseen.labels_N)).numpy()
     everything = np.ones(len(scores_NC), bool)
-    slices, left_out = _slices(job, pinned, unseen)
+    slices, left_out, unclear = _slices(job, pinned, unseen)
     return Judged(
         split=unseen.split,
         caution=_sample(pinned, unseen) + _caution(job, pinned, unseen, looks),
         quality=quality(task, scores_NC, targets_NC, _metrics(pinned, unseen, everything)),
         slices=slices,
         left_out=left_out,
+        unclear=unclear,
     )
 
 
@@ -201,7 +202,7 @@ def _caution(job: TrainJob, pinned: Pinned, unseen: Unseen, looks: int) -> str:
         )
     if pinned.common(unseen.split, job.feed.val):
         used = "It chose the epoch, and settings where there was a search"
-        if unseen.calibrated is not None:
+        if unseen.calibrated is not None and not unseen.calibrated.why_not:
             used += ", and the temperature was fitted on it"
         return f"{used}, so these numbers are a little too good."
     # Whoever looks often and keeps what looks best has chosen by it.
@@ -219,35 +220,41 @@ def _metrics(pinned: Pinned, unseen: Unseen, inside_N: np.ndarray) -> dict[str, 
     return {name.removeprefix("val_"): value for name, value in found.items()}
 
 
-def _slices(job: TrainJob, pinned: Pinned, unseen: Unseen) -> tuple[tuple[SliceMetrics, ...], int]:
-    """The metrics by source, and how many sources are left out; none where the table has no such
-    column, or only one source."""
+def _slices(
+    job: TrainJob, pinned: Pinned, unseen: Unseen
+) -> tuple[tuple[SliceMetrics, ...], int, int]:
+    """The metrics by source, how many sources are left out, and how many images have no source that
+    is known; none where the table has no such column, or only one source.
+
+    Sources are named as the gate's slices: a null is None.
+    """
     columns = pinned.table.columns
     known = {field.name for field in pinned.table.at(pinned.version).schema().fields}
     if not {columns.source, columns.id} <= known:
-        return (), 0
+        return (), 0, 0
     wanted = pinned.rows_of(unseen.split)
     judged = pa.array(sorted(set(unseen.reference.ids)), pa.string())
-    sources: dict[str, str | None] = {}
+    sources: dict[str, str] = {}
+    unclear = set()
     for rows in scan.each(pinned.table, pinned.version, [columns.id, columns.source], wanted):
         ids_N = rows[columns.id].cast(pa.string())
         is_judged = pc.is_in(ids_N, value_set=judged)
         of_N = rows[columns.source].filter(is_judged).to_pylist()
         for image_id, source in zip(ids_N.filter(is_judged).to_pylist(), of_N, strict=True):
             # An id of images from two sources says nothing about either.
-            same = sources.get(image_id, source) == source
-            sources[image_id] = source if same else None
-    of_row = np.array([str(sources.get(i) or "") for i in unseen.reference.ids])
+            if sources.setdefault(image_id, str(source)) != str(source):
+                unclear.add(image_id)
+    of_row = [None if i in unclear else sources.get(i) for i in unseen.reference.ids]
     # One source is the whole split, which the card shows anyway.
-    names = sorted(set(of_row.tolist()) - {""})
+    names = sorted({name for name in of_row if name is not None})
     if len(names) < 2:
-        return (), 0
+        return (), 0, 0
     parts = []
     for name in names[:MOST_SLICES]:
-        inside_N = of_row == name
+        inside_N = np.array([one == name for one in of_row])
         found = _metrics(pinned, unseen, inside_N)
         parts.append(SliceMetrics(name, int(inside_N.sum()), found))
-    return tuple(parts), len(names) - len(parts)
+    return tuple(parts), len(names) - len(parts), of_row.count(None)
 
 
 def _licences(models: Sequence[ModelConfig]) -> tuple[tuple[str, str, str], ...]:

@@ -25,9 +25,10 @@ import pyarrow as pa
 from raypipe.errors import DataError
 from raypipe.feed.dataset import Pinned, left_out
 from raypipe.feed.stored import SHA256, parsed
+from raypipe.models.labels import Kind
 from raypipe.registry.package import Package
 from raypipe.tables import label_column, scan
-from raypipe.tables.table import TableVersion
+from raypipe.tables.table import ImageTable, TableVersion
 from raypipe.train.job import TrainJob
 
 OWN, INHERITED = "trained_on.npy", "inherited.npy"
@@ -46,13 +47,24 @@ def rows_of(
 
     without: ids that do not count. Raises DataError as tables do.
     """
-    columns = pinned.table.columns
-    has = {field.name for field in pinned.table.at(version).schema().fields}
+    return of_table(pinned.table, version, where, pinned.task.kind, without)
+
+
+def of_table(
+    table: ImageTable,
+    version: TableVersion,
+    where: scan.Where,
+    kind: Kind,
+    without: frozenset[str | None] = frozenset(),
+) -> tuple[list[str | None], np.ndarray]:
+    """As `rows_of`, of a table that nobody has pinned for a training. kind: of the labels."""
+    columns = table.columns
+    has = {field.name for field in table.at(version).schema().fields}
     wanted = [columns.id, columns.label, *([SHA256] if SHA256 in has else [])]
     ids: list[str | None] = []
     parts = [NONE_N2]
-    for part in scan.each(pinned.table, version, list(dict.fromkeys(wanted)), where):
-        labels = label_column.read(part[columns.label], pinned.task.kind, columns.label)
+    for part in scan.each(table, version, list(dict.fromkeys(wanted)), where):
+        labels = label_column.read(part[columns.label], kind, columns.label)
         names = part[columns.id].cast(pa.string()).to_pylist()
         known = zip(labels.is_valid().to_pylist(), names, strict=True)
         kept_N = np.array([is_known and name not in without for is_known, name in known], bool)

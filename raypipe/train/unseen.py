@@ -52,9 +52,13 @@ class Calibrated:
     error_after: float | None = None
     change: tuple[float, float] | None = None
     """A 95 % interval of error_after - error_before."""
+    why_not: str = ""
+    """Why no temperature was fitted; "": one was."""
 
     def __str__(self) -> str:
         """In words, for people."""
+        if self.why_not:
+            return f"not calibrated: {self.why_not}"
         text = f"temperature {self.temperature:.2f}, fitted on {self.images:,} validation images"
         # Nothing was changed, so there is nothing to compare.
         if self.temperature == 1:
@@ -112,15 +116,18 @@ def reference(
     batch would look like drift. The images are the validation split, or the test split if
     validation was trained on too. The test metrics are then stored in `folder` at once.
 
-    With model.calibrate, the scores are calibrated. inherited_N2: rows that the weights learned
-    from before this training (learned.py); these have no outcomes.
+    With model.calibrate, the scores are calibrated, unless the weights have learned from validation
+    images. inherited_N2: rows that the weights learned from before this training (learned.py);
+    these have no outcomes.
     """
     job = trainer.seen_by(model, job)
     feed = job.feed
     split = feed.val
     can_test = _can_test(job, pinned)
     trained_on_val = set(pinned.parts(feed.val)) <= set(pinned.parts(feed.train))
-    if not job.model.calibrate:  # a temperature is fitted on validation, never on test images
+    why_not = _why_not_calibrated(job, pinned, inherited_N2)
+    calibrates = job.model.calibrate and not why_not
+    if not calibrates:  # a temperature is fitted on validation, never on test images
         trained_on_val |= learned.decides(pinned, feed.val, inherited_N2)
     if trained_on_val and can_test:
         split = feed.test
@@ -145,9 +152,10 @@ def reference(
         is_new_N = _is_new(pinned, judged_split, said.ids, inherited_N2)
         return kept if is_new_N.all() else kept.only(np.flatnonzero(is_new_N))
 
-    if not job.model.calibrate:
+    if not calibrates:
         kept = outcomes_of(tested)
-        return Unseen(split, predicted, labels_N, None, samples_N, kept, is_inherited, broken)
+        none = Calibrated(1.0, 1.0, 0.0, 0.0, 0, 0, why_not=why_not) if why_not else None
+        return Unseen(split, predicted, labels_N, none, samples_N, kept, is_inherited, broken)
 
     # Fitted on these images, and measured on others.
     targets_NC = _targets(pinned, labels_N)
@@ -175,6 +183,24 @@ def reference(
     scores_NC = _tempered(kind, predicted.scores_NC, chosen.kept)
     predicted = replace(predicted, scores_NC=scores_NC)
     return Unseen(split, predicted, labels_N, calibrated, samples_N, kept, is_inherited, broken)
+
+
+def _why_not_calibrated(job: TrainJob, pinned: Pinned, inherited_N2: np.ndarray) -> str:
+    """Why no temperature is fitted, although model.calibrate asks for one; "": one is, or none is
+    asked for.
+
+    On images that it has learned from a model is surer than on others, and rightly so: a
+    temperature that fits there leaves it too sure of all others.
+    """
+    feed = job.feed
+    if not job.model.calibrate:
+        return ""
+    common = pinned.common(feed.val, feed.train)
+    if common:
+        return f"the model was trained on images of feed.val={feed.val}, those of {common[0]}"
+    if learned.decides(pinned, feed.val, inherited_N2):
+        return f"the weights that it started from have learned from images of feed.val={feed.val}"
+    return ""
 
 
 def _outcomes(

@@ -1,7 +1,8 @@
 """Is the challenger better than the champion? Pure functions: no cluster, no clock, no registry.
 
 It is a paired comparison. Both models see the same test rows, in slices: one slice is one
-source of images. A challenger is promoted when two things are shown, and each bounds one error:
+source of images. Rows count as independent: judging.py draws one of each group, and of copies. A
+challenger is promoted when two things are shown, and each bounds one error:
 
 - Superiority. The challenger is better over all test rows together, or on one slice. The p-values
   are one-sided and corrected for their number (Holm 1979). So a challenger that is equal everywhere
@@ -39,7 +40,9 @@ class GateConfig(LimitsConfig):
     """What a challenger must show to replace the champion."""
 
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
-    """The highest probability of promoting a challenger that is equal everywhere."""
+    """The highest probability of promoting a challenger that is equal everywhere. Of each group of
+    test images (`registry.group`, `watch.group`) only one counts, and of several copies of an image
+    only one: the others are no further evidence."""
 
     tolerance: float = Field(default=0.05, gt=0, le=1)
     """The loss on a slice that is too much: 0.05 is five points of accuracy. For probabilities it
@@ -81,14 +84,16 @@ def gate(
     cfg: GateConfig,
     named: Sequence[Named] = (),
     measured: Measured | None = None,
+    not_finite: str = "",
 ) -> Decision:
     """Promote when the challenger is better somewhere beyond chance and nowhere worse, and keeps
     all limits.
 
     `union` compares all rows of all slices; None where there are no rows. named, measured: what the
-    limits are about. The head of this file says which errors are bounded.
+    limits are about. not_finite: which model gives numbers that are not finite, in words. The head
+    of this file says which errors are bounded.
     """
-    decision = _compared(slices, union, cfg)
+    decision = _compared(slices, union, cfg, not_finite)
     found = limits.verdicts(named, measured, cfg, cfg.tolerance, cfg.safety_alpha)
     broken = [one.text for one in found if one.refuses]
     if not broken:
@@ -99,9 +104,11 @@ def gate(
     return Decision(False, "; ".join([decision.reason, *broken]))
 
 
-def _compared(slices: Sequence[Comparison], union: Comparison | None, cfg: GateConfig) -> Decision:
+def _compared(
+    slices: Sequence[Comparison], union: Comparison | None, cfg: GateConfig, not_finite: str
+) -> Decision:
     """The decision by all rows and by the sources."""
-    obstacle = _not_comparable(slices, union, cfg) or _harmed(slices, cfg)
+    obstacle = _not_comparable(slices, union, cfg, not_finite) or _harmed(slices, cfg)
     if obstacle or union is None:
         return Decision(False, obstacle)
 
@@ -132,12 +139,16 @@ def headline(metrics: Mapping[str, float]) -> str:
     return ", ".join(accuracies) or f"val_mae {metrics['val_mae']:.4g}"
 
 
-def _not_comparable(slices: Sequence[Comparison], union: Comparison | None, cfg: GateConfig) -> str:
+def _not_comparable(
+    slices: Sequence[Comparison], union: Comparison | None, cfg: GateConfig, not_finite: str
+) -> str:
     """Why the models cannot be compared; empty if they can."""
     rows = union.images if union else 0
     if rows < cfg.least_rows:
         have = f"{rows} labelled test images that neither model has learned from"
         return f"Not compared: {have}, the gate needs {cfg.least_rows}"
+    if not_finite:
+        return f"Refused: {not_finite}"
     for s in slices:
         if not (math.isfinite(s.champion) and math.isfinite(s.challenger)):
             return f"Refused: {s.change} is not a finite number"

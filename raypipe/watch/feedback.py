@@ -226,7 +226,5 @@ def _one_of_each_group(one: Outcomes, rng: np.random.Generator) -> np.ndarray:
     """Rows: one of each group, drawn; a blank group is nobody's, so that its images stand alone."""
     if one.groups is None:
         return np.arange(len(one))
-    kept: dict[object, int] = {}
-    for row in rng.permutation(len(one)).tolist():
-        kept.setdefault(one.groups[row] or row, row)
-    return np.array(sorted(kept.values()), np.int64)
+    kept = groups.apart(rng.permutation(len(one)).tolist(), one.groups)
+    return np.array(kept, np.int64)

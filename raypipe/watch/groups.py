@@ -11,7 +11,7 @@ P permutations.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,26 @@ def at_most(group_N: np.ndarray, size: int, rng: np.random.Generator) -> np.ndar
     sorted_N = group_N[order]
     starts = np.searchsorted(sorted_N, sorted_N)
     return np.sort(order[np.arange(len(order)) - starts < size])
+
+
+def apart(order: Iterable[int], *names: Sequence[str]) -> list[int]:
+    """Rows of which no two have a name in common, sorted: in this order, each that shares none with
+    those before it.
+
+    names: for each way in which rows belong together, the name of each row. A blank one is
+    nobody's.
+    """
+    taken: list[set[str]] = [set() for _ in names]
+    kept = []
+    for row in order:
+        mine = [of_rows[row] for of_rows in names]
+        if any(name in known for name, known in zip(mine, taken, strict=True)):
+            continue
+        kept.append(row)
+        for name, known in zip(mine, taken, strict=True):
+            if name:
+                known.add(name)
+    return sorted(kept)
 
 
 def whole(group_N: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:

@@ -48,18 +48,14 @@ def rows_of(cfg: LimitsConfig, job: TrainJob, pinned: Pinned) -> dict[str, Abstr
     return found
 
 
-def compared(
-    judged: pa.Table, ids: Mapping[str, AbstractSet[str]], unit: float | None
-) -> tuple[Named, ...]:
-    """Both models on each named slice.
+def require_own_ids(judged: pa.Table, ids: Mapping[str, AbstractSet[str]]) -> None:
+    """Raise DataError if there are named slices, and ids name several rows: then nobody knows which
+    of them are in a slice.
 
-    judged: from `evaluate.judge`. ids: of each slice's rows. Raises DataError where ids name
-    several rows: then nobody knows which of them are in a slice.
+    judged: all rows, before one of each group is drawn.
     """
-    if not ids:
-        return ()
-    if not len(judged):
-        return tuple(Named(name, None) for name in ids)
+    if not ids or not len(judged):
+        return
     if pc.count_distinct(judged["id"]).as_py() != len(judged):
         raise DataError(
             "Named slices need test images with ids of their own",
@@ -67,6 +63,17 @@ def compared(
             f"{pc.count_distinct(judged['id']).as_py()} different ids",
             fix="Set table.columns.id to a column that names each image, or leave out gate.slices",
         )
+
+
+def compared(
+    judged: pa.Table, ids: Mapping[str, AbstractSet[str]], unit: float | None
+) -> tuple[Named, ...]:
+    """Both models on each named slice.
+
+    judged: the rows that are compared. ids: of each slice's rows.
+    """
+    if not len(judged):
+        return tuple(Named(name, None) for name in ids)
     found = []
     for name, inside in ids.items():
         rows = judged.filter(pc.is_in(judged["id"], pa.array(sorted(inside), pa.string())))

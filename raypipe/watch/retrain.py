@@ -211,7 +211,10 @@ def _key(job: TrainJob, cfg: RetrainConfigs, champion: ModelVersion, pinned: Pin
 
 def _asked(job: TrainJob, cfg: RetrainConfigs, champion: ModelVersion) -> str:
     """Names what a retrain is to do, whatever the rows."""
-    chosen = (job.table.sample_key, job.table.columns, job.feed)
+    chosen: list[Any] = [job.table.sample_key, job.table.columns, job.feed]
+    if job.registry.group is not None:
+        # One test image of each group is compared.
+        chosen.append(("group", job.registry.group))
     how = cfg.watch.model_dump(mode="json", include=RETRAIN_SETTINGS)
     return key_of(
         "retrain", str(champion), champion.seal, *chosen, cfg.search, decide.key_part(cfg.gate), how
@@ -324,6 +327,7 @@ def _retrain(request: Request, wanted: Wanted, pinned: Pinned, held: Held) -> Re
         challenger, trained, device_s = challenge.train(store, first, pinned, say, why, monitors)
     spent = {"training": trained, "device_s": device_s}
     held.reached("trained", challenger=str(challenger), **spent)
+    belonging = judging.group_column(job.registry, package, pinned)
     # Fields of a slice are part of the key: a row that lacks one of them could not be read.
     parts = (champion, challenger, pinned.version)
     said = (
@@ -332,6 +336,7 @@ def _retrain(request: Request, wanted: Wanted, pinned: Pinned, held: Held) -> Re
         job.table.sample_key,
         job.table.columns,
         job.feed.test,
+        belonging,
         sorted(Comparison.__annotations__),
     )
     which = (str(champion), str(challenger), pinned.version.identity)
@@ -340,7 +345,9 @@ def _retrain(request: Request, wanted: Wanted, pinned: Pinned, held: Held) -> Re
     def made() -> pa.Table:
         say(f"Comparing champion {champion} and challenger {challenger} on the same test rows")
         both = [package, fetching.fetch(store, challenger)]
-        rows = judging.judge(both, pinned, job.feed.test, say)
+        rows = judging.judge(both, pinned, job.feed.test, belonging, say)
+        limited.require_own_ids(rows, parts_of)
+        rows = judging.independent(rows, job.run.seed, say)
         judging.keep(rows, job.run.path / "reports" / f"judged-{key}.parquet")
         # The package is the champion's.
         # A table without sources is one.
@@ -349,7 +356,8 @@ def _retrain(request: Request, wanted: Wanted, pinned: Pinned, held: Held) -> Re
         slices, union = judging.by_slice(rows, trained_on, unit)
         named = limited.compared(rows, parts_of, unit)
         measured = limited.measured(both, cfg.gate, job, pinned, say)
-        decision = decide.gate(slices, union, cfg.gate, named, measured)
+        not_finite = judging.not_finite(rows, champion, challenger)
+        decision = decide.gate(slices, union, cfg.gate, named, measured, not_finite)
         seals = (champion.seal, challenger.seal)
         return decisions.as_row(key, parts, slices, union, decision, named, measured, seals)
 

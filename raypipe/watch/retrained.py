@@ -1,7 +1,7 @@
 """What a retrain came to, and how its decision is carried out: also one that a killed run left.
 
-The decision is in its table before anything is done (decisions.py). Carrying it out logs it, tags
-the challenger and moves the alias; the second time nothing happens.
+The decision is in its table before anything is done (decisions.py). Carrying it out logs it, moves
+the alias and tags the challenger; the second time nothing happens.
 """
 
 from __future__ import annotations
@@ -160,7 +160,8 @@ def carry_out(
     slices: tuple[Comparison, ...],
     evidence: dict[str, Any],
 ) -> Decision:
-    """Log the decision, and move the alias if it says so. Both do nothing the second time.
+    """Log the decision, move the alias if it says so, and tag the challenger with how it ended. All
+    of it does nothing the second time.
 
     Returns the decision; where a rollback stands against it, one not to promote.
     """
@@ -175,12 +176,12 @@ def carry_out(
 
     params = {"champion": str(champion), "challenger": str(challenger)}
     runs.once(store, evidence["decision"], f"gate {challenger}", params, None, log_into)
+    if decision.act:
+        # Only if the alias still points at the champion that was compared.
+        try:
+            promote.promote(store, challenger, champion.version, evidence=evidence)
+        except promote.Barred as e:
+            return Decision(False, str(e))
+    # After the move: a challenger whose move is refused is not called promoted.
     versions.tag_decision(store, challenger, evidence["decision"], decision.act)
-    if not decision.act:
-        return decision
-    # Only if the alias still points at the champion that was compared.
-    try:
-        promote.promote(store, challenger, champion.version, evidence=evidence)
-    except promote.Barred as e:
-        return Decision(False, str(e))
     return decision

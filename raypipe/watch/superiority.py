@@ -6,6 +6,7 @@ both models on the same row. Pure functions of counts and arrays.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,10 +31,13 @@ def sign_flips(gains_N: np.ndarray) -> float:
 
     Under the null hypothesis each sign is equally likely. The p-value is the share of draws whose
     sum is as large as the observed one. The observed signs count as one draw. The draws have a
-    fixed seed, so equal input gives an equal p-value.
+    fixed seed, so equal input gives an equal p-value. NaN where a difference is not finite.
     """
-    rng = np.random.default_rng(0)
+    # No draw compares with NaN: its p-value would be the smallest there is.
+    if not np.isfinite(gains_N).all():
+        return math.nan
     observed = gains_N.sum()
+    rng = np.random.default_rng(0)
     threshold = observed - 1e-9 * abs(observed)  # equal sums must not differ by rounding
     draws_at_a_time = max(1, SIGNS_AT_A_TIME // gains_N.size)
 

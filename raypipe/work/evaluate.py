@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from raypipe.cluster.connect import connect
 from raypipe.config import key_of
@@ -19,8 +19,10 @@ from raypipe.registry.quality_parts import value
 from raypipe.registry.store import Store, open_store
 from raypipe.serve import evaluation, evaluation_page
 from raypipe.serve.evaluation import Evaluation
+from raypipe.tables import scan
 from raypipe.tables.address import resolve
 from raypipe.tables.table import Columns, ImageTable, TableConfig, TableVersion
+from raypipe.train import learned
 from raypipe.work import find
 from raypipe.work.model import Model
 from raypipe.work.result import Facts, Result, prepared_from
@@ -176,48 +178,83 @@ def model_of(store: Store, wanted: str | None) -> Model:
 
 
 def columns_of(source: TableConfig, package: Package, named: TableConfig) -> Columns:
-    """The columns that the user names; else those of the table that the model was trained on.
+    """The columns that the user names; the others are those of the table that the model was trained
+    on.
 
     named: the job's own table. `evaluate(MODEL, TABLE, label=…)` names the columns there.
     """
-    if "columns" in source.model_fields_set:
-        return source.columns
     own = package.info.get("config", {}).get("table", {}).get("columns")
     columns = Columns.model_validate(own) if own else source.columns
-    if resolve(named.uri) != resolve(source.uri):
-        return columns
-    return columns.model_copy(update=named.columns.model_dump(exclude_unset=True))
+    is_same = resolve(named.uri) == resolve(source.uri)
+    for says in (named.columns, source.columns) if is_same else (source.columns,):
+        columns = columns.model_copy(update=says.model_dump(exclude_unset=True))
+    return columns
 
 
 def _of_training_images(
     table: ImageTable,
     version: TableVersion,
-    where: Mapping[str, Any],
+    where: scan.Where,
     package: Package,
 ) -> str:
     """What is to be said if images of the model's own training may be judged: the metrics are too
     good then. "": nothing."""
+    way_out = _way_out(table, version, where, package)
+    by_split = ""
+    if way_out:
+        may = "The model was trained on images of this table, and they may be evaluated too"
+        by_split = f"{may}: {way_out}"
+    known_M2 = learned.by(package)
+    if known_M2 is None:
+        return by_split
+    # The package lists its images, and those behind the weights that it started from.
+    ids, rows_N2 = learned.of_table(table, version, where, package.task.kind)
+    known = int(learned.is_among(rows_N2, known_M2).sum())
+    if known:
+        text = (
+            f"The model has learned from {known:,} of the {len(ids):,} labelled images here, so "
+            "the metrics are too good"
+        )
+        return f"{text}: {way_out}" if way_out else text
+    # Rows that have neither an id of its own table nor a hash are not told by the list.
+    is_told_N = np.full(len(ids), False)
+    if _is_its_table(version, package):
+        is_told_N |= rows_N2[:, 0] != 0
+    if known_M2[:, 1].any():
+        is_told_N |= rows_N2[:, 1] != 0
+    return "" if is_told_N.all() else by_split
+
+
+def _is_its_table(version: TableVersion, package: Package) -> bool:
+    """By its id: one table has many addresses."""
+    made = package.info.get("made", {}).get("table_id")
+    return bool(made) and made == version.table_id
+
+
+def _way_out(
+    table: ImageTable,
+    version: TableVersion,
+    where: scan.Where,
+    package: Package,
+) -> str:
+    """How to leave images of the training out, if the split column says that there may be some; ""
+    if the table is another one, or its rows are of other splits."""
     trained_on = package.info.get("table", {})
     prepared_from = trained_on.get("prepared_from", "").rpartition("@v")[0]
-    # By its id: one table has many addresses. An older package has the address alone. A prepared
-    # table and its source have the same images.
-    made = package.info.get("made", {}).get("table_id")
-    is_same = bool(made) and made == version.table_id
-    if not is_same and not {trained_on.get("uri"), prepared_from} & {*version.uris}:
+    # An older package has the address alone. A prepared table and its source have the same images.
+    addresses = {trained_on.get("uri"), prepared_from}
+    if not _is_its_table(version, package) and not addresses & {*version.uris}:
         return ""
     column = table.columns.split
     names = {field.name for field in table.at(version).schema().fields}
     if column not in names:
-        return ""
+        return f"no column {column!r} says which, evaluate.table.columns.split can name another"
     # Without a condition on the split, all of its values are judged.
     judged = where.get(column)
     values = [judged] if isinstance(judged, str) else judged
     trained = parts(package.info["config"]["feed"]["train"], values or ())
     if values is None or set(values) & set(trained):
-        return (
-            "The model was trained on images of this table, and they are evaluated too: "
-            f"evaluate.table.where={{{column}: test}} leaves them out"
-        )
+        return f"evaluate.table.where={{{column}: test}} leaves them out"
     return ""
 
 

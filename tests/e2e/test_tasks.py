@@ -187,3 +187,6 @@ def test_what_is_no_better_or_hardly_tested_is_refused_with_the_reason(
     assert done["reason"].startswith("Refused: no gain beyond chance")
     assert done["reason"].endswith("(p = 1)")
     assert done["champion"] == f"{job.model.task}/1"
+    # Images of one group are one row.
+    done = verbs.run("retrain", replace(job, {"watch.group": "source"}), console)
+    assert done["reason"].startswith("Not compared: 1 labelled test images that neither model")

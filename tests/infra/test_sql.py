@@ -345,7 +345,7 @@ def test_a_comparison_that_cannot_be_read_is_a_row_without_numbers(spark: Any, v
         ("4", "all", 4),
         ("4", "it's", 4),
     ]
-    assert not any(r["promoted"] for r in found)
+    assert not any(r["passed_gate"] for r in found)
 
 
 def test_windows_of_two_lines(spark: Any, view: View) -> None:

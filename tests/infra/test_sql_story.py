@@ -199,7 +199,7 @@ def quickstart_says_the_same(run: Path, folder: Path) -> None:
         judged = {r["slice"]: r for r in rows(spark, "decisions", {"decisions": "decisions"})}
         for name, one in told["slices"].items():
             row = judged[name]
-            assert row["promoted"] == told["promoted"] and row["reason"] == told["decision"]
+            assert row["passed_gate"] == told["promoted"] and row["reason"] == told["decision"]
             for key in ("images", "won", "lost", "p_value"):
                 assert row[key] == one[key]
             for key in ("champion", "challenger"):

@@ -46,6 +46,15 @@ def card(kind: Kind, classes: tuple[str, ...] = HOSTILE, use: str = "") -> Card:
     )
 
 
+def test_what_the_rows_by_source_leave_out_is_said() -> None:
+    plain = card("single_label")
+    assert plain.judged is not None and "without an id of their own" not in markdown(plain)
+    judged = replace(plain.judged, left_out=1, unclear=2)
+    said = markdown(replace(plain, judged=judged))
+    assert "1 more source, later in the alphabet, are left out" in said
+    assert "2 more images without an id of their own" in said
+
+
 @pytest.mark.parametrize("kind", ["single_label", "multi_label", "probability", "regression"])
 def test_every_task_has_its_whole_card(kind: Kind) -> None:
     page, text = html(card(kind)), markdown(card(kind))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +36,15 @@ def test_slices_have_the_names_of_the_champion_s_sources(
         "image": [textured(seed, side_px=32) for seed in range(count)],
         "label": pa.array(labels, pa.int64()),
         "source": pa.array(sources, pa.int64()),
+        "part": pa.array([None, math.nan, *[n // 4 for n in range(2, count)]], pa.float64()),
     }
     write_deltalake(str(tmp_path / "t"), pa.table(columns))
     cfg = ModelConfig(name="small_cnn", mode="finetune", pretrained=False, side_px=32)
     empty = Reference(np.empty((0, 1)), np.empty((0, 1)), ())
     made = build(tmp_path / "p", ImageModel(cfg, 3), cfg, ("0", "1", "2"), empty, {})
     package, table = Package(made), ImageTable(str(tmp_path / "t"))
-    judged = evaluate.judge([package, package], table, table.pin(), {}).to_pylist()
+    both = [package, package]
+    judged = evaluate.judge(both, table, table.pin(), {}, belonging="part").to_pylist()
 
     said = package.predict(columns["image"]).labels
     expected = {
@@ -50,6 +54,13 @@ def test_slices_have_the_names_of_the_champion_s_sources(
     }
     found = {row["id"]: (row["group"], row["model_0"], row["model_1"]) for row in judged}
     assert found == expected
+    # What the images are copies of, and parts of: a null and NaN are no part.
+    digests = [hashlib.sha256(image).hexdigest() for image in columns["image"]]
+    parts = ["", "", *[str(n // 4 * 1.0) for n in range(2, count)]]
+    alike = {row["id"]: (row["sha256"], row["belongs"]) for row in judged}
+    assert alike == {i: (digests[int(i or 0)], parts[int(i or 0)]) for i in expected}
+    plain = evaluate.judge(both, table, table.pin(), {})
+    assert {*plain["belongs"].to_pylist()} == {""}
 
 
 def test_an_image_that_a_model_has_no_finite_answer_to_is_one_mistake(

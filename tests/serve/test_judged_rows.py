@@ -95,3 +95,18 @@ def test_an_image_that_gives_nan_costs_only_its_row_also_alone_and_in_mlflow(odd
     served.package, served.addresses = odd, Addresses()
     answers = served.predict(None, pd.DataFrame({"image": [white, others[0]]}))
     assert answers["error"].tolist() == [NOT_FINITE, ""] and answers["label"][0] == ""
+
+
+def test_labels_that_are_numbers_make_slices_of_numbers(tmp_path: Path) -> None:
+    """A table's labels are read as text: each number was a slice of its own, too small to show."""
+    cfg = ModelConfig(name="small_cnn", pretrained=False, mode="finetune", task="regression")
+    nothing = Reference(np.zeros((4, 64)), np.zeros((4, 1)), tuple("wxyz"))
+    made = packing.build(tmp_path, ImageModel(cfg, 1).eval(), cfg, ("value",), nothing, {})
+    labels = [*[f"{n}.5" for n in range(20)], None]
+    columns = {"image_id": [str(n) for n in range(21)], "image": coloured(*["red"] * 21)}
+    batch = pa.table(columns | {"label": labels, "note": labels})
+    rows = judged_rows.judged(Package(made), batch, Columns(), ["label", "note"], most=0)
+    found = evaluation._values(rows["column:label"])
+    assert found.dtype.kind == "f" and found[:20].tolist() == [n + 0.5 for n in range(20)]
+    # Another column of text is text.
+    assert evaluation._values(rows["column:note"]).tolist() == labels

@@ -114,6 +114,21 @@ def test_a_temperature_that_does_not_help_is_not_kept(
     assert fetching.fetch(store, version).info["temperature"] == 1
 
 
+def test_no_temperature_is_fitted_on_images_that_were_trained_on(
+    jobs: Jobs, three_splits: TableConfig
+) -> None:
+    """Some of them, and also under another name."""
+    named = {"feed.val": "val+train", "table.uri": three_splits.uri}
+    job = jobs(**named, **{"train.epochs": 1, "model.calibrate": True})
+    result = trainer.run(job)
+    version = publish(open_store(job.run, job.registry), trainer.plan(job), result, "train")
+    told = unseen.Calibrated(**json.loads(version.tags[CALIBRATION]))
+    assert (told.temperature, told.images, told.test_images) == (1, 0, 0)
+    card = job.run.path / "packages" / package_key(job, result) / "card.md"
+    said = "not calibrated: the model was trained on images of feed.val=val+train, those of train"
+    assert said == str(told) and said in card.read_text(encoding="utf-8")
+
+
 def test_what_cannot_be_calibrated_is_refused_before_it_is_trained(jobs: Jobs) -> None:
     with pytest.raises(ConfigError, match=r"predicts a number\. Set model\.calibrate=false"):
         jobs(**{"model.calibrate": True, "model.task": "regression"})

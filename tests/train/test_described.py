@@ -12,10 +12,12 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from raypipe.config import replace, validate
+from raypipe.feed.dataset import pin
 from raypipe.registry import runs
+from raypipe.registry.package import Reference
 from raypipe.registry.store import open_store
-from raypipe.tables.table import TableConfig, TableVersion
-from raypipe.train import origin, trainer, unseen
+from raypipe.tables.table import TableConfig, TableVersion, append
+from raypipe.train import described, origin, trainer, unseen
 from raypipe.train.job import TrainJob
 from raypipe.train.publish import package_key, publish
 
@@ -127,3 +129,20 @@ def test_numbers_have_a_distribution_of_labels(
     assert f"| all | {max(trained)} |" not in text and f"| all | {sorted(trained)[-2]} |" in text
     said = origin.rows_of(job, trainer.plan(job).pinned)["train"]
     assert said["used"] == said["rows"] - 1
+
+
+def test_every_source_has_its_row_and_the_rest_is_counted(tmp_path: Path) -> None:
+    """Images of the sources 0 and null were in no row, and nothing said so."""
+    job = validate(TrainJob, {"table": {"uri": str(tmp_path / "t")}})
+    ids = ["a", "b", "c", "d", "twin", "twin", None]
+    columns: dict[str, Any] = {"image_id": pa.array([*ids, "t"], pa.string())}
+    columns |= {"image": [b"x"] * 8, "label": ["p", "q"] * 4, "split": ["val"] * 7 + ["train"]}
+    columns["source"] = pa.array([0, 0, 1, None, 1, 0, 1, 1], pa.int64())
+    append(job.table.uri, pa.table(columns), "add")
+    pinned = pin(job.table, job.feed)
+    names = tuple(one or "" for one in ids)
+    said = Reference(np.zeros((7, 2)), np.tile([0.9, 0.1], (7, 1)).astype(np.float32), names)
+    found = described.judged(job, pinned, unseen.Unseen("val", said, np.array([0, 1] * 3 + [0])))
+    assert [(one.name, one.images) for one in found.slices] == [("0", 2), ("1", 1), ("None", 1)]
+    assert (found.left_out, found.unclear) == (0, 3)
+    assert sum(one.images for one in found.slices) + found.unclear == len(ids)

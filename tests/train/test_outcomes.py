@@ -62,14 +62,18 @@ def test_a_reference_is_not_of_images_that_an_ancestor_has_learned_from(
         model = ImageModel(job.model, len(pinned.classes))
         rows_N2 = learned.rows_of(pinned, pinned.version, pinned.rows_of("val"))[1][:inherited]
         found = unseen.reference(job, model, pinned, job.run.path, rows_N2)
-        leaves = inherited > 1 and test == "test" and not calibrate
+        is_known = inherited > 1
+        leaves = is_known and test == "test"
         assert found.split == ("test" if leaves else "val")
-        assert found.is_inherited == (inherited > 1 and not leaves)
+        assert found.is_inherited == (is_known and not leaves)
         why = shifted._why_not(job, pinned, found)
         assert ("started from have learned from images of val" in why) == found.is_inherited
         if calibrate:
-            assert found.calibrated is not None
-            assert (found.calibrated.test_images > 0) == (test == "test")
+            told = found.calibrated
+            assert told is not None and bool(told.why_not) == is_known
+            assert (told.test_images > 0) == (test == "test" and not is_known)
+            # A temperature of remembered images left the model too sure of all others.
+            assert not is_known or (told.temperature == 1 and "learned from" in str(told))
         assert (job.run.path / unseen.TEST).exists() == (test == "test")
         (job.run.path / unseen.TEST).unlink(missing_ok=True)
 

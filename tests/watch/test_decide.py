@@ -17,6 +17,7 @@ from raypipe.errors import ConfigError
 from raypipe.watch.comparison import Comparison, compare, merged
 from raypipe.watch.decide import Decision, GateConfig, _level, gate
 from raypipe.watch.safety import LOOSEST
+from raypipe.watch.superiority import sign_flips
 
 GATE = GateConfig()
 
@@ -73,6 +74,14 @@ def test_mcnemar_gives_the_known_values(lost: int, won: int, two_sided: float) -
     mirrored = compare("s", *hits(30, won, lost, 4), is_new=True)
     assert mirrored.p_harmed == found.p_value
     assert mirrored.p_value > 0.9
+
+
+def test_gains_that_are_not_finite_have_no_p_value() -> None:
+    """It was the smallest that there is, 0.0001."""
+    for odd in (np.nan, np.inf, -np.inf):
+        assert np.isnan(sign_flips(np.array([odd, 1.0, 1.0])))
+    assert np.isnan(sign_flips(np.array([np.inf, -np.inf])))
+    assert sign_flips(np.array([1.0, -1.0])) > 0.5
 
 
 @given(

@@ -8,7 +8,7 @@ from scipy.stats import binomtest
 
 from raypipe.errors import DataError
 from raypipe.watch.detect import DriftConfig, DriftReport, detect
-from raypipe.watch.groups import Units, at_most, codes, median_size, whole
+from raypipe.watch.groups import Units, apart, at_most, codes, median_size, whole
 from raypipe.watch.mmd import mmd
 from raypipe.watch.sides import Seen
 
@@ -111,3 +111,12 @@ def test_groups_are_cut_and_drawn_whole() -> None:
         for group in set(rows.tolist()):
             assert (rows == group).sum() == (kept == group).sum()
         assert len(rows) <= most or len(set(rows.tolist())) == 2
+
+
+def test_no_two_rows_that_are_kept_have_a_name_in_common() -> None:
+    parts, images = ["p", "p", "", "q", ""], ["1", "2", "2", "1", "3"]
+    assert apart(range(5), parts) == [0, 2, 3, 4], "a blank name is nobody's"
+    assert apart(range(5), parts, images) == [0, 2, 4]
+    # What is left out takes no name: the image 2 is free for row 2.
+    assert apart([0, 1, 2, 3, 4], parts, images) == apart([0, 2, 1, 4, 3], parts, images)
+    assert apart([3, 1, 0, 4, 2], parts, images) == [1, 3, 4]

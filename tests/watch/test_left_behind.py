@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raypipe.config import RunConfig, validate
-from raypipe.registry import fetching, promote
+from raypipe.registry import fetching, promote, versions
 from raypipe.registry.package import Package
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
@@ -48,6 +48,12 @@ def left(tmp_path: Path, built: Package) -> tuple[RunConfig, Store, Journal]:
         kept = {"training": "t", "device_s": 1.0, "evidence": {"decision": "d", "check": None}}
         held.reached("compared", **kept)  # type: ignore[union-attr]
     return run, store, journal
+
+
+def _tag(store: Store) -> str | None:
+    """What the challenger says of its comparison."""
+    found: str | None = store.client.get_model_version("m", "2").tags.get(versions.DECISION)
+    return found
 
 
 @pytest.mark.parametrize("gone", ["version", "decision"])
@@ -104,6 +110,7 @@ def test_a_challenger_whose_files_were_lost_does_not_stop_all_that_follow(
     done = retrained.finish(store, run, WATCH, journal, said.append)
     assert done is not None and not done.decision.act
     assert "not moved to m/2" in said[-1] and "weights.safetensors" in said[-1]
+    assert _tag(store) is None, "it was tagged as promoted"
     assert int(store.client.get_model_version_by_alias("m", "champion").version) == 1
     assert journal.data("c", "ended") is not None
     assert retrained.finish(store, run, WATCH, journal, said.append) is None
@@ -124,8 +131,10 @@ def test_a_challenger_whose_store_is_away_is_asked_for_again(
         with pytest.raises(promote.Unreadable, match="not moved to m/2: away"):
             retrained.finish(store, run, WATCH, journal, lambda _: None)
     assert journal.data("c", "ended") is None
+    assert _tag(store) is None
     done = retrained.finish(store, run, WATCH, journal, lambda _: None)
     assert done is not None and done.decision.act
+    assert _tag(store) == "d promoted"
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -188,7 +188,9 @@ def test_rows_of_named_slices_are_found_by_id() -> None:
     )
     twice = pa.concat_tables([rows, rows])
     with pytest.raises(DataError, match="ids of their own"):
-        limited.compared(twice, ids, None)
+        limited.require_own_ids(twice, ids)
+    limited.require_own_ids(rows, ids)
+    limited.require_own_ids(twice, {})
 
 
 def test_settings_that_say_nothing_are_refused() -> None:

@@ -168,7 +168,7 @@ def dashboard() -> dict[str, Any]:
                     _table(
                         (0, 6, 6, 8),
                         "decisions",
-                        "decided_at champion challenger promoted slice images champion_result "
+                        "decided_at champion challenger passed_gate slice images champion_result "
                         "challenger_result won lost p_value reason",
                         "Champion against challenger",
                     ),

@@ -1,0 +1,107 @@
+"""An evaluation says how many of its images the model knows, and reads the columns it should."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+
+from raypipe.config import validate
+from raypipe.feed.dataset import Pinned, pin
+from raypipe.models.tasks import Task
+from raypipe.registry.package import Package
+from raypipe.tables.table import ImageTable, TableConfig, append
+from raypipe.train import learned
+from raypipe.train.job import TrainJob
+from raypipe.work import evaluate
+
+NAMES = [f"i{n}" for n in range(6)]
+SPLITS = ["train", "train", "train", "train", "val", "test"]
+
+
+def table(uri: Path, names: list[str], images: list[str], hashes: bool = True) -> Pinned:
+    columns: dict[str, Any] = {"image_id": names, "image": [one.encode() for one in images]}
+    columns |= {"label": ["a", "b"] * 3, "split": SPLITS}
+    if hashes:
+        columns["sha256"] = [hashlib.sha256(one.encode()).hexdigest() for one in images]
+    append(str(uri), pa.table(columns), "add")
+    job = validate(TrainJob, {"table": {"uri": str(uri)}})
+    return pin(job.table, job.feed)
+
+
+def trained_on(pinned: Pinned, is_old: bool = False, **info: Any) -> Package:
+    job = validate(TrainJob, {"table": {"uri": pinned.table.uri}})
+    files = {} if is_old else learned.files(learned.of_training(job, pinned), learned.NONE_N2)
+    said = {
+        "table": {"uri": pinned.version.uri},
+        "made": {"table_id": pinned.version.table_id},
+        "config": {"feed": {"train": "train"}},
+    }
+    fake = SimpleNamespace(files=files, info=said | info, task=Task("single_label", ("a", "b")))
+    return cast(Package, fake)
+
+
+def caution(pinned: Pinned, package: Package, **where: Any) -> str:
+    return evaluate._of_training_images(pinned.table, pinned.version, where, package)
+
+
+def test_copies_in_another_table_are_known_by_their_bytes(tmp_path: Path) -> None:
+    """Only the address of a table was looked at, and the names of its splits."""
+    mine = table(tmp_path / "mine", NAMES, NAMES)
+    package = trained_on(mine)
+    others = table(tmp_path / "others", [f"n{n}" for n in range(6)], ["i0", "i3", *"abcd"])
+    said = "The model has learned from 2 of the 6 labelled images here, so the metrics are too good"
+    assert caution(others, package) == said
+    assert caution(others, package, split="test") == ""
+    assert caution(table(tmp_path / "new", NAMES, [*"abcdef"]), package) == ""
+    # In its own table there is a way out.
+    way_out = "evaluate.table.where={split: test} leaves them out"
+    assert caution(mine, package) == f"{said.replace('2 of', '4 of')}: {way_out}"
+    for split, is_said in (("test", False), (["val", "test"], False), ("train", True)):
+        assert ("has learned from" in caution(mine, package, split=split)) == is_said
+
+
+def test_rows_that_the_list_cannot_tell_are_told_by_their_split(tmp_path: Path) -> None:
+    mine = table(tmp_path / "mine", NAMES, NAMES, hashes=False)
+    may = (
+        "was trained on images of this table, and they may be evaluated too: evaluate.table.where="
+    )
+    assert may in caution(mine, trained_on(mine, is_old=True))
+    assert caution(mine, trained_on(mine, is_old=True), split="test") == ""
+    # A prepared table has other ids than its source, and nothing else is known of its images.
+    source = table(tmp_path / "source", NAMES, NAMES, hashes=False)
+    prepared = {"uri": mine.version.uri, "prepared_from": f"{source.version.uri}@v0"}
+    assert may in caution(source, trained_on(mine, table=prepared))
+    assert caution(source, trained_on(mine, table=prepared), split="test") == ""
+    assert caution(source, trained_on(mine)) == "", "another table"
+
+
+def test_a_table_without_its_split_column_is_no_reason_for_silence(tmp_path: Path) -> None:
+    mine = table(tmp_path / "mine", NAMES, NAMES)
+    columns = mine.table.columns.model_copy(update={"split": "fold"})
+    other = ImageTable(mine.table.uri, columns=columns)
+    for is_old, says in ((True, "they may be evaluated too"), (False, "has learned from 4 of")):
+        package = trained_on(mine, is_old)
+        said = evaluate._of_training_images(other, mine.version, {}, package)
+        assert says in said
+        assert "no column 'fold' says which, evaluate.table.columns.split can name" in said
+
+
+def test_a_column_that_is_named_leaves_the_others_as_the_model_has_them() -> None:
+    """All others were the defaults again."""
+    own = {"image": "photo", "label": "kind", "id": "cell", "split": "fold", "source": "line"}
+    package = cast(Package, SimpleNamespace(info={"config": {"table": {"columns": own}}}))
+    job_s = validate(TableConfig, {"uri": "/job", "columns": {"label": "job says"}})
+
+    def columns(**given: Any) -> dict[str, str]:
+        source = validate(TableConfig, {"uri": "/elsewhere"} | given)
+        return evaluate.columns_of(source, package, job_s).model_dump()
+
+    assert columns() == own
+    assert columns(columns={"label": "checked"}) == own | {"label": "checked"}
+    assert columns(uri="/job") == own | {"label": "job says"}
+    here = columns(uri="/job", columns={"id": "image_id", "label": "checked"})
+    assert here == own | {"id": "image_id", "label": "checked"}
