@@ -55,6 +55,7 @@ def judge(
         return judged
     learned_by = learned_ids(packages, pinned, where, say)
     is_known = pc.is_in(judged["id"], value_set=pa.array(sorted(learned_by), pa.string()))
+    is_known = pc.or_(is_known, _known_without_id(judged, packages, pinned))
     known = int(pc.sum(is_known).as_py() or 0)
     if known:
         say(
@@ -141,7 +142,7 @@ def require_shared(champion: Package, pinned: Pinned, split: str) -> None:
 def learned_ids(
     packages: Sequence[Package], pinned: Pinned, where: scan.Where, say: Callable[[str], None]
 ) -> set[str]:
-    """Ids, as evaluate.judge names them, of rows that a package's weights have learned from."""
+    """Ids of rows that a package's weights have learned from. Rows without an id are not in it."""
     ids, rows_N2 = learned.rows_of(pinned, pinned.version, where)
     is_known_N = np.zeros(len(ids), bool)
     for package in packages:
@@ -152,7 +153,26 @@ def learned_ids(
             )
             continue
         is_known_N |= learned.is_among(rows_N2, known_M2)
-    return {name or "" for name, known in zip(ids, is_known_N.tolist(), strict=True) if known}
+    return {name for name, known in zip(ids, is_known_N.tolist(), strict=True) if name and known}
+
+
+def _known_without_id(
+    judged: pa.Table, packages: Sequence[Package], pinned: Pinned
+) -> pa.BooleanArray:
+    """Rows without an id whose image a package's weights have learned from.
+
+    By "" as an id of its own, all of them were left out as soon as one was known.
+    """
+    has_no_id_N = np.array([not name for name in judged["id"].to_pylist()])
+    is_known_N = np.zeros(len(judged), bool)
+    if has_no_id_N.any():
+        nobody = [None] * len(judged)
+        rows_N2 = learned.identities(pinned.version.table_id, nobody, judged["stored_sha256"])
+        for package in packages:
+            known_M2 = begin.seen_by(package, pinned)
+            if known_M2 is not None:
+                is_known_N |= learned.is_among(rows_N2, known_M2)
+    return pa.array(has_no_id_N & is_known_N)
 
 
 def keep(judged: pa.Table, file: Path) -> None:

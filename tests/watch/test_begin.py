@@ -397,6 +397,11 @@ def test_rows_without_an_id_are_known_by_their_image_alone(tmp_path: Path) -> No
     learned_N2, where = learned.of_training(job, pinned), pinned.rows_of("test")
     rows_N2 = learned.rows_of(pinned, pinned.version, where)[1]
     assert learned.is_among(rows_N2, learned_N2).tolist() == [False, False, False, True]
+    champion = cast(Package, SimpleNamespace(files=learned.files(learned_N2, learned.NONE_N2)))
+    assert judging.learned_ids([champion], pinned, where, print) == set()
+    judged = pa.table({"id": ["i6", "", "i8", ""], "stored_sha256": columns["sha256"][6:]})
+    is_known = judging._known_without_id(judged, [champion], pinned).to_pylist()
+    assert is_known == [False, False, False, True], "one that was learned from is all, by its id"
     # A package of an older raypipe has the hash of None among its ids.
     hashed = hashlib.blake2b(repr((pinned.version.table_id, None)).encode(), digest_size=8)
     older_N2 = np.array([[int.from_bytes(hashed.digest(), "little"), 1]], np.uint64)
