@@ -301,3 +301,38 @@ def test_the_newest_images_stay_whole_commits(night: Night) -> None:
     night.watch = night.watch.model_copy(update={"last_n": 1000})
     assert night.check() == night.rows()
     assert night.events() == []
+
+
+def last_of(night: Night) -> tuple[int | None, int]:
+    """The version after which the newest images came, and how many they are."""
+    window = night.windows().next()
+    assert isinstance(window, Window)
+    return window.since, window.images
+
+
+def test_the_newest_images_are_found_at_any_distance(registered: Registered, tmp_path: Path) -> None:
+    """All 76 to 104 images were checked until there were 16 commits behind them."""
+    night = Night(registered, tmp_path, window="last_n", last_n=40)
+    night.case.add(0, 40)
+    for commit in range(1, 17):
+        night.case.add(40 + commit, 4)
+        if commit >= 9:
+            wanted = (None, 76) if commit == 9 else (commit - 10, 40)
+            assert last_of(night) == wanted, commit
+
+
+def test_the_newest_images_lie_behind_versions_that_cannot_be_read(
+    registered: Registered, tmp_path: Path
+) -> None:
+    """Of versions 0 to 7 there is no log any more."""
+    night = Night(registered, tmp_path, window="last_n", last_n=40)
+    night.case.add(0, 40)
+    for commit in range(1, 19):
+        night.case.add(40 + commit, 4)
+        if commit == 8:
+            DeltaTable(night.case.uri).create_checkpoint()
+            for number in range(8):
+                (Path(night.case.uri) / "_delta_log" / f"{number:020d}.json").unlink()
+        if commit == 16:
+            assert last_of(night) == (None, 104), "nobody can tell"
+    assert last_of(night) == (8, 40)
