@@ -63,9 +63,9 @@ def too_little(watch: WatchConfig, alpha: float | None) -> list[str]:
     is_blind = ", and it cannot alarm" if alpha <= NOTHING_LEFT else ""
     return [
         "earlier checks had other settings, and have used too much of "
-        f"watch.horizon.false_alarm={horizon.false_alarm:g}: the alpha of this check is {alpha:.2g} "
-        f"instead of {share:.2g}{is_blind}. Raise watch.horizon.false_alarm, or wait until they are "
-        f"not among the last {horizon.checks} checks"
+        f"watch.horizon.false_alarm={horizon.false_alarm:g}: the alpha of this check is "
+        f"{alpha:.2g} instead of {share:.2g}{is_blind}. Raise watch.horizon.false_alarm, or wait "
+        f"until they are not among the last {horizon.checks} checks"
     ]
 
 

@@ -258,7 +258,9 @@ def test_a_receiver_that_refuses_all_for_weeks_loses_none(
     assert len(receiver.got) == len(notes(tmp_path)) == 12
     opened(tmp_path, receiver.url).send(check(12))
     assert not notes(tmp_path)
-    assert {json.loads(body)["run"] for _, _, body in receiver.got} == {f"run{n}" for n in range(13)}
+    assert {json.loads(body)["run"] for _, _, body in receiver.got} == {
+        f"run{n}" for n in range(13)
+    }
 
 
 def test_an_event_that_the_receiver_knows_is_delivered(

@@ -249,36 +249,40 @@ class Webhook:
             with file_lock(self._folder / "lock").acquire(
                 timeout=max(0.0, until - time.monotonic())
             ):
-                refused = 0
-                for note in self._notes():
-                    # After a long outage the rest waits for the next event.
-                    if time.monotonic() >= until:
-                        return
-                    was_refused = _refusals(note) > 0
-                    if was_refused and not self._is_sent_again(note):
-                        continue
-                    try:
-                        self._has_taken |= self._deliver_one(note, until)
-                        refused = 0
-                    except (_Again, _Refused) as e:
-                        of_event = isinstance(e, _Refused) and e.of_event
-                        if of_event or (isinstance(e, _Again) and e.answered):
-                            self._put_behind(note, str(e))
-                        else:
-                            self._warn(str(e))
-                        if was_refused and of_event:
-                            self._again -= 1
-                        elif was_refused:
-                            # It may have taken all the time. The next event says how it goes on.
-                            self._again = 0
-                            return
-                        else:
-                            refused += 1
-                            if not of_event or refused == MOST_REFUSED:
-                                self._is_dead = True
-                                return
+                self._deliver_all(until)
         except Timeout:
             log.debug("Another process delivers the events of %s", self._host)
+
+    def _deliver_all(self, until: float) -> None:
+        """As `_deliver`, by the process that holds the lock."""
+        refused = 0
+        for note in self._notes():
+            # After a long outage the rest waits for the next event.
+            if time.monotonic() >= until:
+                return
+            was_refused = _refusals(note) > 0
+            if was_refused and not self._is_sent_again(note):
+                continue
+            try:
+                self._has_taken |= self._deliver_one(note, until)
+                refused = 0
+            except (_Again, _Refused) as e:
+                of_event = isinstance(e, _Refused) and e.of_event
+                if of_event or (isinstance(e, _Again) and e.answered):
+                    self._put_behind(note, str(e))
+                else:
+                    self._warn(str(e))
+                if was_refused and of_event:
+                    self._again -= 1
+                elif was_refused:
+                    # It may have taken all the time. The next event says how it goes on.
+                    self._again = 0
+                    return
+                else:
+                    refused += 1
+                    if not of_event or refused == MOST_REFUSED:
+                        self._is_dead = True
+                        return
 
     def _is_sent_again(self, note: Path) -> bool:
         """Does this run send a note that was refused before?"""
