@@ -112,9 +112,9 @@ class Arrivals:
             return found.new
 
         # Back in steps that double, until enough images came, or nobody can tell how many.
-        too_few, step = newest.version, 1
-        # Before version 0 the table had no images. Without rows, it is all of them.
-        enough, rows = -1, None
+        too_few, enough, step = newest.version, -1, 1
+        # None: all of them, as after no version at all, or as nobody can tell.
+        rows: Rows | None = None
         while enough < 0 and newest.version >= step:
             number = newest.version - step
             tried = after(number)
