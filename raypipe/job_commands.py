@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from raypipe.main import entry
 
@@ -51,8 +52,9 @@ def prepare() -> None:
 def drift() -> None:
     """raypipe drift with this process's arguments.
 
-    On Databricks the answer travels as the task value `is_drift`, on which the job's condition
-    starts the retrain job: an exit code other than 0 would look like a crash there, and be retried.
+    On Databricks the answers travel as task values: `is_drift`, and `retrain`, on which the job's
+    condition starts the retrain job. An exit code other than 0 would look like a crash there, and
+    be retried.
     """
     if os.environ.get("DATABRICKS_RUNTIME_VERSION"):
         _check_on_databricks(sys.argv[1], sys.argv[2:])
@@ -72,4 +74,10 @@ def _check_on_databricks(config: str, overrides: list[str]) -> None:
             "value would be lost"
         )
     result = run_verb("drift", Path(config), overrides, How(json=True))
-    dbutils.jobs.taskValues.set(key="is_drift", value="true" if result["is_drift"] else "false")
+    for key, value in task_values(result).items():
+        dbutils.jobs.taskValues.set(key=key, value=value)
+
+
+def task_values(result: Mapping[str, Any]) -> dict[str, str]:
+    """What a drift check tells the tasks after it. A retrain may be called for without drift."""
+    return {name: "true" if result[name] else "false" for name in ("is_drift", "retrain")}

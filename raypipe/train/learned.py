@@ -127,6 +127,22 @@ def is_among(rows_N2: np.ndarray, known_M2: np.ndarray) -> np.ndarray:
     return is_known_N
 
 
+def is_old(rows_N2: np.ndarray, known_M2: np.ndarray) -> np.ndarray:
+    """bool (N,): the row is a known one: its image is known, or its id where an image is not.
+
+    Several photographs of a table may share an id, so for training another image is a new row. A
+    test row is compared by `is_among`, which rather leaves out one too many.
+    """
+    has_image_N, has_image_M = rows_N2[:, 1] != 0, known_M2[:, 1] != 0
+    same_image_N = np.isin(rows_N2[:, 1], known_M2[:, 1]) & has_image_N
+    # Of two rows with images these decide: only where one has none, the id does.
+    has_id_N = rows_N2[:, 0] != 0
+    same_id_N = np.isin(rows_N2[:, 0], known_M2[:, 0]) & ~has_image_N
+    same_id_N |= np.isin(rows_N2[:, 0], known_M2[~has_image_M, 0])
+    is_old_N: np.ndarray = same_image_N | (same_id_N & has_id_N)
+    return is_old_N
+
+
 def decides(pinned: Pinned, split: str, known_M2: np.ndarray) -> bool:
     """Do so many rows of the split belong to the known ones that its metrics say little?"""
     if not len(known_M2):

@@ -111,29 +111,30 @@ class Arrivals:
                 return None
             return found.new
 
-        # Back in steps that double, until enough images came.
-        enough, step = -1, 1
-        while newest.version - step >= 0:
-            rows = after(newest.version - step)
-            if rows is None:
-                break
-            if sum(rows.counts) >= wanted:
-                enough = newest.version - step
-                break
+        # Back in steps that double, until enough images came, or nobody can tell how many.
+        too_few, enough, step = newest.version, -1, 1
+        # None: all of them, as after no version at all, or as nobody can tell.
+        rows: Rows | None = None
+        while enough < 0 and newest.version >= step:
+            number = newest.version - step
+            tried = after(number)
+            if tried is None or sum(tried.counts) >= wanted:
+                enough, rows = number, tried
+            else:
+                too_few = number
             step *= 2
-        if enough < 0:
-            return None, self.all_of(newest)
         # Then forth by halving the distance to a version after which too few came.
-        too_few = min(newest.version, newest.version - step // 2)
         while too_few - enough > 1:
             middle = (enough + too_few) // 2
             tried = after(middle)
             if tried is not None and sum(tried.counts) >= wanted:
                 enough, rows = middle, tried
+            elif tried is None and rows is None:
+                # It cannot be read, as those before it.
+                enough = middle
             else:
                 too_few = middle
-        assert rows is not None
-        return enough, rows
+        return (None, self.all_of(newest)) if rows is None else (enough, rows)
 
     def _by_log(self, last: Entry, version: TableVersion) -> Rows:
         """The rows that came after the window `last`, by the table's log. Raises DataError."""

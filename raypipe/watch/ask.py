@@ -19,7 +19,7 @@ from __future__ import annotations
 import csv
 import io
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 import numpy as np
@@ -41,19 +41,21 @@ def worth_a_label(
     most: int,
     features_ND: np.ndarray | None = None,
     seed: int = 0,
+    labelled: Set[str] = frozenset(),
 ) -> list[int]:
     """Rows of the images to label, most valuable first, at most `most`.
 
     scores_NC: as `compared` gives them; of one column (a number) novelty alone counts. distance_N:
     to the nearest known images (projection.unusual). sha256: of each image. features_ND: the
-    backbone's; None: the most valuable ones are taken, however alike they are.
+    backbone's; None: the most valuable ones are taken, however alike they are. labelled: sha256 of
+    images that have a label already.
     """
     value_N = _ranks(distance_N)
     unsure_N = uncertainty(scores_NC)
     if unsure_N is not None:
         value_N = value_N + _ranks(unsure_N)
     by_value: list[int] = []
-    seen: set[str] = set()
+    seen = set(labelled)
     for row in np.argsort(-value_N, kind="stable").tolist():
         if sha256[row] not in seen:
             seen.add(sha256[row])

@@ -173,8 +173,8 @@ def _replayed(
     # What the job leaves out stays out.
     given = left_out(job.feed)
     ids, rows_N2 = learned.rows_of(pinned, pinned.version, where, given)
-    # By id or by image: in another table, or under another id, an image is no new one.
-    is_old_N = learned.is_among(rows_N2, known_N2)
+    # By image: in another table, or under another id, it is no new one.
+    is_old_N = learned.is_old(rows_N2, known_N2)
     labels = _labels(pinned, where, given)
     is_kept_N = chosen(ids, labels, is_old_N, per_new, job.run.seed)
     # Rows of one id are left out together, and so with a new one none.

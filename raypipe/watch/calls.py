@@ -87,18 +87,28 @@ def _same(row: dict[str, object], decision: Decision, champion: str) -> bool:
     return said == (decision.act, decision.reason, champion)
 
 
-def of_check(run: RunConfig, watch: WatchConfig, scope: str, checked: CheckResult) -> Decision:
-    """What the policy says of a check before anybody looks for labels: for raypipe drift, which
-    trains nothing.
+def of_check(
+    run: RunConfig,
+    watch: WatchConfig,
+    scope: str,
+    model: str,
+    seal: str | None,
+    checked: CheckResult | None,
+) -> Decision:
+    """What the policy says of a check before anybody looks for labels, as if there were enough.
 
-    scope: NAME@ALIAS of the model.
+    scope: NAME@ALIAS of the model. model: with its version. seal: of its package. checked: None on
+    a night with too few images: then earlier checks decide, as in a retrain.
     """
     past = Journal(watch.place(run, "retrains"), scope, watch.storage_options)
-    known = history.checks(run, watch, checked.model, checked, checked.seal)
+    known = history.checks(run, watch, model, checked, seal)
     tried = history.tried(past, "", watch, run, now())
-    # As if there were labels enough.
     enough = {"": watch.policy.min_images}
-    decision = policy.retrain(known, enough, tried, now(), watch.policy)
+    return policy.retrain(known, enough, tried, now(), watch.policy)
+
+
+def alone(decision: Decision) -> Decision:
+    """The decision of `of_check` as raypipe drift keeps it, which trains nothing."""
     if not decision.act:
         return decision
     found = decision.reason.partition(", and labels")[0]

@@ -225,25 +225,37 @@ def _draw(of: Examination, found: DriftReport, key: str, model: ModelVersion) ->
 
 
 def _ask(of: Examination, page: Path, key: str) -> str:
-    """Write down which images are most worth a label, beside the page; returns the CSV."""
+    """Write down which images are most worth a label, beside the page; returns the CSV.
+
+    "" if all of them have one.
+    """
+    file = page.with_name(f"to-label-{key}.csv")
+    # Somebody may have begun to fill it in, and the last window is checked again and again.
+    if ask.is_filled(file):
+        return str(file)
     package, mine, seed = of.champion.package, of.mine, of.run.seed
     rng = np.random.default_rng(seed)
     known_ND = projection.subsample(of.reference.features_ND, of.drift.max_rows, rng)
     distance_N = projection.unusual(known_ND, mine.features_ND)
     scores_NC = ask.compared(package.task.kind, mine.scores_NC)
     most = of.watch.ask
-    asked = ask.worth_a_label(scores_NC, distance_N, mine.sha256, most, mine.features_ND, seed)
+    # What is asked for is no random draw: a label that came by itself would never be compared.
+    labelled = feedback_rows.labelled(package, of.source, mine)
+    asked = ask.worth_a_label(
+        scores_NC, distance_N, mine.sha256, most, mine.features_ND, seed, labelled
+    )
+    if not asked:
+        return ""
     labels = labels_of(package, mine.scores_NC) or [""] * len(mine.ids)
     paths: Mapping[int, str | None] = {}
     # It only helps to find the picture.
     with suppress(DataError):
         paths = by_image.paths(of.source, mine, asked)
-    file = page.with_name(f"to-label-{key}.csv")
-    # Somebody may have begun to fill it in, and the last window is checked again and again.
-    if not ask.is_filled(file):
-        ask.write(file, asked, mine.ids, mine.sha256, labels, scores_NC, distance_N, paths)
     images = [(mine.ids[row], mine.sha256[row]) for row in asked]
-    feedback_rows.keep_asked(of.run, of.watch, key, of.name, images, len(mine.ids))
+    different = len(set(mine.sha256) - labelled)
+    # Before the list: once it is begun, nobody comes here again.
+    feedback_rows.keep_asked(of.run, of.watch, key, of.name, images, different)
+    ask.write(file, asked, mine.ids, mine.sha256, labels, scores_NC, distance_N, paths)
     return str(file)
 
 

@@ -48,7 +48,8 @@ class Event:
 
 
 def missed(run: str, which: str) -> Event:
-    """Checks did not run when they were due; `which` in words. A run has their images now."""
+    """Checks did not run when they were due, or failed; `which` in words. A run has their images
+    now."""
     return Event("missed", run, f"Missed: {which}", {"missed": which})
 
 

@@ -72,7 +72,8 @@ class Examination:
         features_ND, scores_NC = self.mine.features_ND, self.mine.scores_NC
         cost = severity.severity(package.severity(), scores_NC, features_ND, self.run.seed)
         left_out = _not_compared(package, self.reference, self._grouped, self.watch)
-        notes = (*found.notes, *left_out, *says.notes)
+        spent = promise.too_little(self.watch, alpha)
+        notes = (*spent, *found.notes, *left_out, *says.notes)
         return replace(found, severity=cost, feedback=says, notes=notes)
 
     @cached_property

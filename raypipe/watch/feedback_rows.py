@@ -320,9 +320,9 @@ def _key(about: str, name: str, by: Champion) -> str:
 def keep_asked(
     run: RunConfig, watch: WatchConfig, key: str, name: str, images: Sequence[Image], of: int
 ) -> None:
-    """Keep which of `of` images a label was asked for: they are no random draw. key: of the
-    evidence. All of them are no choice, and nothing is kept: nights of few images would never be
-    compared again once they drift."""
+    """Keep which of `of` different images a label was asked for: they are no random draw. key: of
+    the evidence. All of them are no choice, and nothing is kept: nights of few images would never
+    be compared again once they drift."""
     if len(images) >= of:
         return
     # With another watch.ask the same check asks for others: each list is kept.
@@ -333,6 +333,21 @@ def keep_asked(
     if rows:
         make = pa.Table.from_pylist(rows, ASKED)
         rows_once(place, ASKED, {"key": key}, lambda: make, why, options)
+
+
+def labelled(package: Package, source: TableConfig, mine: Batch) -> set[str]:
+    """sha256 of those images that had a label when they were checked. One that cannot be read is
+    none."""
+    wanted = set(zip(mine.ids, mine.sha256, strict=True))
+    try:
+        table = ImageTable.open(source)
+        if not _has_labels(table, mine):
+            return set()
+        return {digest for _, digest in _labels(package, table, mine, wanted, [])}
+    except Unreachable:
+        raise
+    except DataError:
+        return set()
 
 
 def _has_labels(table: ImageTable, mine: Batch) -> bool:

@@ -80,7 +80,7 @@ def _unlearned(job: TrainJob, pinned: Pinned, known_N2: np.ndarray) -> dict[str,
         ids = rows[name].cast(pa.string()).to_pylist()
         hashes = rows[SHA256] if has_sha256 else None
         rows_N2 = learned.identities(version.table_id, ids, hashes)
-        is_new_N = ~learned.is_among(rows_N2, known_N2)
+        is_new_N = ~learned.is_old(rows_N2, known_N2)
         found.update(s for s, new in zip(_sources(rows), is_new_N.tolist(), strict=True) if new)
     return dict(found)
 

@@ -29,7 +29,7 @@ class WatchHorizon(Section):
     a small drift that lasts.
 
     Images of different checks must be independent draws. If the same things are photographed again,
-    name them in `watch.group`; otherwise they look like drift.
+    name them in `watch.group`; otherwise they look like drift. Only with window=since_last.
     """
 
 

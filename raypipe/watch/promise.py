@@ -52,6 +52,23 @@ def level(run: RunConfig, watch: WatchConfig, about: str, model: str) -> float |
     return max(NOTHING_LEFT, horizon.level([row["alpha"] for row in others]))
 
 
+def too_little(watch: WatchConfig, alpha: float | None) -> list[str]:
+    """A note if a check at this level has less than its share of the promise, for people."""
+    horizon = watch.horizon
+    if horizon is None or alpha is None:
+        return []
+    share = horizon.false_alarm / horizon.checks
+    if alpha >= share:
+        return []
+    is_blind = ", and it cannot alarm" if alpha <= NOTHING_LEFT else ""
+    return [
+        "earlier checks had other settings, and have used too much of "
+        f"watch.horizon.false_alarm={horizon.false_alarm:g}: the alpha of this check is "
+        f"{alpha:.2g} instead of {share:.2g}{is_blind}. Raise watch.horizon.false_alarm, or wait "
+        f"until they are not among the last {horizon.checks} checks"
+    ]
+
+
 def over_spans(
     drift: DriftConfig,
     alpha: float | None,

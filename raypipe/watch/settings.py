@@ -44,7 +44,8 @@ class WatchConfig(Section):
     """A false-alarm rate over many checks, in place of drift.alpha for each: `{checks: 365,
     false_alarm: 0.03}`. null: drift.alpha."""
     every_h: float | None = Field(default=None, gt=0)
-    """Hours between scheduled checks. A late check says how many checks did not run."""
+    """Hours between scheduled checks. A late check says how many checks did not run or failed. Only
+    with window=since_last."""
     out: str | None = None
     """The folder, on any store, of the tables of checks, windows and decisions. null: the run's
     folder."""

@@ -167,7 +167,7 @@ def since_all(checked: Sequence[Entry]) -> list[Entry]:
 
 
 def missed_checks(last: Entry | None, every_h: float | None, now: datetime) -> str:
-    """The checks that did not run, in words; "" if none is missing, or if nobody knows.
+    """The checks that did not run or failed, in words; "" if none did, or if nobody knows.
 
     last: the newest event that counts as a check. every_h: the hours between two checks.
     """
@@ -181,4 +181,5 @@ def missed_checks(last: Entry | None, every_h: float | None, now: datetime) -> s
     if not count:
         return ""
     checks = "1 check" if count == 1 else f"{count} checks"
-    return f"{checks} did not run since {last.at:%Y-%m-%d %H:%M} UTC"
+    # One that was killed leaves nothing that tells it from one that was never started.
+    return f"{checks} did not run, or failed, since {last.at:%Y-%m-%d %H:%M} UTC"

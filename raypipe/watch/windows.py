@@ -30,7 +30,7 @@ class Window:
     """Images to check. rows: None for all rows of the version.
 
     key: names the window by what is in it. again: it was checked before, and nothing came since.
-    missed: in words, the checks that did not run; their images are in the window.
+    missed: in words, the checks that did not run or failed; their images are in the window.
     """
 
     number: int
@@ -96,6 +96,8 @@ class Windows:
 
     def next(self) -> Window | Waiting:
         """The window to check now. Needs a connection to Ray. Raises DataError as tables do."""
+        if self._cfg.window != "since_last" or self._source.version is not None:
+            self._tell_unused()
         if self._cfg.window == "all" or self._source.version is not None:
             return self._whole()
         if self._cfg.window == "last_n":
@@ -108,6 +110,23 @@ class Windows:
                 return found
             retries.pause(attempt)
         raise retries.busy(self.log.uri, f"{TRIES} tries")
+
+    def _tell_unused(self) -> None:
+        """Name the settings that do nothing: these windows may have the same images again."""
+        horizon = self._cfg.horizon
+        unused = {
+            "watch.every_h": self._cfg.every_h is not None,
+            "watch.horizon.spans": horizon is not None and bool(horizon.spans),
+        }
+        by = f"watch.window={self._cfg.window}"
+        if self._source.version is not None:
+            by = f"watch.batch.version={self._source.version}"
+        for name, is_set in unused.items():
+            if is_set:
+                self._say(
+                    f"{name} has no effect with {by}: it is about checks that follow each other, "
+                    "as with watch.window=since_last and no version"
+                )
 
     def _tell_moved(self) -> None:
         """Say so if this table was checked at another address: its windows begin anew here."""

@@ -133,9 +133,11 @@ def _drift(job: Job, show: Show, tell: Sinks) -> Drifted | Waited:
     run, happened = told.of_check(checked)
     # At once: the policy's tables may be out of reach, and later checks do not tell of this one.
     tell.send(*happened)
-    _call(job, run, checked)
+    called = _call(job, run, checked)
     tell.send(events.heartbeat(run, "drift"))
-    return Waited(checked) if isinstance(checked, Waiting) else Drifted(checked)
+    if isinstance(checked, Waiting):
+        return Waited(checked, called)
+    return Drifted(checked, called)
 
 
 def power(job: Job, show: Show) -> Powered:
@@ -219,18 +221,22 @@ def _retrain(job: Job, show: Show, tell: Sinks, monitors: Sequence[Monitor]) -> 
     return Retrained(done, champion, checked, spent, job.run)
 
 
-def _call(job: Job, run: str, checked: CheckResult | Waiting) -> None:
-    """Keep what the policy says of a check that was not followed by a retrain."""
+def _call(job: Job, run: str, checked: CheckResult | Waiting) -> bool:
+    """Keep what the policy says of a check that was not followed by a retrain; does it call for
+    one?"""
     store = open_store(job.run, job.registry, job.artifacts)
-    if isinstance(checked, Waiting):
+    found = None if isinstance(checked, Waiting) else checked
+    if found is None:
         current = promote.require_champion(store)
-        decision, champion, seal = Decision(False, str(checked)), str(current), current.seal
+        champion, seal = str(current), current.seal
     else:
-        scope = f"{store.model}@{store.alias}"
-        decision = calls.of_check(job.run, job.watch, scope, checked)
-        champion, seal = checked.model, checked.seal
+        champion, seal = found.model, found.seal
+    scope = f"{store.model}@{store.alias}"
+    said = calls.of_check(job.run, job.watch, scope, champion, seal, found)
+    decision = Decision(False, str(checked)) if found is None else calls.alone(said)
     # A retrain has looked for labels, too: what it has said of this check stays the last word.
     calls.keep(job.run, job.watch, run, store.model, champion, decision, only_first=True, seal=seal)
+    return said.act
 
 
 def _check(job: Job, show: Show) -> CheckResult | Waiting:

@@ -101,6 +101,10 @@ def test_a_finished_training_is_named(cli: Cli, config: Path) -> None:
         code, out, err = cli(verb, config, *given, batch, "--dry-run", "--json")
         assert code == 0, err
         assert "the drift tests" in json.loads(out)["not_estimated"]
+    # As a check would test, and not by drift.alpha.
+    horizon = "watch.horizon={checks: 300, false_alarm: 0.03}"
+    _, out, _ = cli("drift", config, batch, horizon, "--dry-run", "--json")
+    assert json.loads(out)["plan"]["tests"].endswith("alpha 0.0001")
     assert files(config.parent) == before, "a dry run wrote something"
 
 

@@ -518,8 +518,8 @@ def _is_dynamic(inner: str, tasks: Mapping[str, Tree], job: Tree) -> bool:
         return True
     if match := re.fullmatch(r"job\.parameters\.(\w+)", inner):
         return match[1] in {parameter["name"] for parameter in job.get("parameters", ())}
-    match = re.fullmatch(r"tasks\.(\w+)\.values\.is_drift", inner)
-    # Only jobs/drift.py sets it.
+    match = re.fullmatch(r"tasks\.(\w+)\.values\.(?:is_drift|retrain)", inner)
+    # Only jobs/drift.py sets one.
     return bool(match) and tasks.get(match[1], {}).get("spark_python_task", {}).get(  # type: ignore[index]
         "python_file", ""
     ).endswith("jobs/drift.py")

@@ -215,13 +215,13 @@ def test_every_name_can_be_misspelt_and_is_found(seed: int) -> None:
         ("resources/watching.yml", 'outcome: "true"', 'outcome: "yes"', "yes is no outcome"),
         (
             "resources/watching.yml",
-            "tasks.check.values.is_drift",
-            "tasks.chek.values.is_drift",
+            "tasks.check.values.retrain",
+            "tasks.chek.values.retrain",
             "tasks.chek",
         ),
         (
             "resources/watching.yml",
-            "tasks.check.values.is_drift",
+            "tasks.check.values.retrain",
             "tasks.check.values.drifted",
             "drifted",
         ),
@@ -239,8 +239,8 @@ def test_every_name_can_be_misspelt_and_is_found(seed: int) -> None:
         ),
         (
             "resources/watching.yml",
-            "        - task_key: drifted\n          depends_on:\n            - task_key: check",
-            "        - task_key: drifted\n          depends_on:\n            - task_key: retrain",
+            "        - task_key: called\n          depends_on:\n            - task_key: check",
+            "        - task_key: called\n          depends_on:\n            - task_key: retrain",
             "cannot wait for retrain",
         ),
         (
@@ -426,11 +426,11 @@ def test_drift_reaches_retrain_only_through_the_condition() -> None:
     tasks = {task["task_key"]: task for task in jobs["drift"]["tasks"]}
     [start] = [task for task in tasks.values() if "run_job_task" in task]
     assert start["run_job_task"]["job_id"] == "${resources.jobs.retrain.id}"
-    assert start["depends_on"] == [{"task_key": "drifted", "outcome": "true"}]
-    condition = tasks["drifted"]["condition_task"]
+    assert start["depends_on"] == [{"task_key": "called", "outcome": "true"}]
+    condition = tasks["called"]["condition_task"]
     assert condition == {
         "op": "EQUAL_TO",
-        "left": "{{tasks.check.values.is_drift}}",
+        "left": "{{tasks.check.values.retrain}}",
         "right": "true",
     }
     check = tasks["check"]

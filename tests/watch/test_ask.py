@@ -22,6 +22,19 @@ def test_unsure_and_unlike_images_come_first_and_copies_once() -> None:
     assert ask.worth_a_label(scores_NC[:0], distance_N[:0], [], 5) == []
 
 
+def test_what_has_a_label_is_not_asked_for_and_neither_are_its_copies() -> None:
+    scores_NC = np.tile(UNSURE, (5, 1))
+    distance_N, hashes = np.array([1.0, 2.0, 3.0, 4.0, 5.0]), ["a", "b", "c", "d", "d"]
+    for features_ND in (None, crowd(0, 5)):
+        for most in (2, 9):
+            asked = ask.worth_a_label(
+                scores_NC, distance_N, hashes, most, features_ND, labelled={"d", "b"}
+            )
+            assert asked == [2, 0]
+    every = set(hashes)
+    assert ask.worth_a_label(scores_NC, distance_N, hashes, 2, crowd(0, 5), labelled=every) == []
+
+
 def test_of_numbers_novelty_alone_counts() -> None:
     numbers_N1 = np.array([[3.0], [9.0], [1.0]])
     assert ask.uncertainty(numbers_N1) is None

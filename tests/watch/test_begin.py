@@ -238,6 +238,21 @@ def test_an_image_under_another_id_or_in_another_table_is_an_old_row(tmp_path: P
     assert again.counts["train"] == 4
 
 
+def test_new_photographs_of_known_products_are_new_rows(tmp_path: Path) -> None:
+    """Their ids were known, and so were they: a retrain had no new rows."""
+    job = job_at(tmp_path)
+    known_N2 = learned.of_training(job, add(job, NAMES, SPLITS))
+    rows = {"image_id": ["i0", "i1"], "image": [b"x"] * 2, "label": ["a", "b"]}
+    append(
+        job.table.uri,
+        pa.table(rows | {"split": ["train"] * 2, "sha256": [sha("n"), sha("m")]}),
+        "add",
+    )
+    pinned = pin(job.table, job.feed)
+    _, facts = begin._replayed(job, 1.0, known_N2, pinned, lambda said: None)
+    assert facts == facts | {"new": 2, "old": 4}
+
+
 def test_a_new_row_stays_beside_an_old_one_of_the_same_id(tmp_path: Path) -> None:
     job, later = job_at(tmp_path), job_at(tmp_path, "later")
     known_N2 = learned.of_training(job, add(job, NAMES, SPLITS))

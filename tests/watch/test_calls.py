@@ -8,15 +8,19 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from raypipe import job_commands
 from raypipe.config import RunConfig, validate
 from raypipe.errors import DataError
 from raypipe.tables.commits import rows_once
+from raypipe.tables.table import TableVersion
 from raypipe.watch import calls, evidence_row, records
 from raypipe.watch.check import CheckResult
 from raypipe.watch.cycle import Journal
 from raypipe.watch.decide import Decision
 from raypipe.watch.detect import DriftReport
 from raypipe.watch.settings import WatchConfig
+from raypipe.watch.windows import Waiting
+from raypipe.work.results.watching import Drifted, Waited
 from tests import forked
 
 NO, WAITS = Decision(False, "No drift: the champion stays"), Decision(False, "waiting for labels")
@@ -103,19 +107,38 @@ def checked(run: RunConfig, key: str, is_drift: bool) -> CheckResult:
         evidence_row.ROW,
     )
     rows_once(str(run.path / "drift"), evidence_row.ROW, {"key": key}, lambda: row, "drift")
-    return CheckResult("batch", "cells/1", None, found, "page", ("", ""), key)  # type: ignore[arg-type]
+    table = TableVersion("n", int(key))
+    return CheckResult("batch", "cells/1", table, found, "page", ("", ""), key)
 
 
 def test_a_check_alone_says_what_the_policy_says(run: RunConfig) -> None:
     watch = validate(WatchConfig, {"policy": {"k": 2, "of": 3, "cooldown": 3}})
 
     def answer(key: str, is_drift: bool) -> str:
-        decision = calls.of_check(run, watch, "cells@champion", checked(run, key, is_drift))
-        assert not decision.act, "raypipe drift trains nothing"
-        return decision.reason
+        found = checked(run, key, is_drift)
+        decision = calls.of_check(run, watch, "cells@champion", "cells/1", None, found)
+        alone = calls.alone(decision)
+        assert not alone.act, "raypipe drift trains nothing"
+        assert decision.act == ("raypipe retrain begins one" in alone.reason)
+        return alone.reason
 
     assert answer("1", False) == "No drift: the champion stays"
     assert answer("2", True).startswith("Drift in 1 of the last 2 checks")
     assert "raypipe retrain begins one" in answer("3", True)
     Journal(str(run.path / "retrains"), "cells@champion", None).add("x", "held", "h", {})
     assert "the policy waits for 3" in answer("4", True)
+
+
+def test_on_a_night_of_few_images_earlier_checks_call_for_a_retrain(run: RunConfig) -> None:
+    """On Databricks none began: the job's condition was the drift of tonight."""
+    watch = WatchConfig()
+    of = run, watch, "cells@champion", "cells/1", None, None
+    assert not calls.of_check(*of).act, "without any check"
+    checked(run, "1", True)
+    assert calls.of_check(*of).act
+    waiting = Waiting(TableVersion("t", 3), 2, 5, 20)
+    said = Waited(waiting, calls.of_check(*of).act).summary()
+    assert job_commands.task_values(said) == {"is_drift": "false", "retrain": "true"}
+    found = checked(run, "2", False)
+    assert not calls.of_check(*of).act
+    assert job_commands.task_values(Drifted(found, True).summary())["retrain"] == "true"

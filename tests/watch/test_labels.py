@@ -75,6 +75,29 @@ def test_a_table_that_was_moved_says_by_the_package_what_is_new(
     assert labels.new_labels(job, now, package()) == {}
 
 
+@pytest.mark.parametrize(
+    ("hashes", "new"), [((True, True), 8), ((True, False), 0), ((False, True), 0)]
+)
+def test_a_new_photograph_under_a_known_id_is_new(
+    hashes: tuple[bool, bool], new: int, tmp_path: Path
+) -> None:
+    """Ids may be shared, as those of products. Only without a sha256 nothing else tells."""
+    job = validate(TrainJob, {"table": {"uri": str(tmp_path / "t")}, "run": {"dir": str(tmp_path)}})
+    for commit, has_hash in enumerate(hashes):
+        columns: dict[str, Any] = {"image_id": [f"p{n // 2}" for n in range(10)]}
+        columns |= {"image": [b"x"] * 10, "label": ["a", "b"] * 5}
+        columns |= {"split": ["train"] * 8 + ["val", "test"]}
+        said = [f"{commit + 1}{n}" * 32 if has_hash else None for n in range(10)]
+        columns["sha256"] = pa.array(said, pa.string())
+        append(job.table.uri, pa.table(columns), "add")
+    before = pin(job.table.model_copy(update={"version": 0}), job.feed, kind="single_label")
+    now = pin(job.table, job.feed, kind="single_label")
+    theirs = {"uri": "/moved", "version": 0, "sources": []}
+    kept = learned.files(learned.of_training(job, before), learned.NONE_N2)
+    package = SimpleNamespace(info={"table": theirs, "made": {}}, files=kept)
+    assert sum(labels.new_labels(job, now, cast(Package, package)).values()) == new
+
+
 def test_what_a_replay_left_out_is_not_new(tmp_path: Path) -> None:
     """The package has no list of the old rows that a head on frozen features did not replay."""
     job = validate(TrainJob, {"table": {"uri": str(tmp_path / "t")}, "run": {"dir": str(tmp_path)}})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from raypipe.registry.package import Package, Reference
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.serve.batch import PredictConfig
+from raypipe.tables.commits import rows_named
 from raypipe.tables.table import TableConfig
 from raypipe.watch.check import CheckResult, check_window
 from raypipe.watch.detect import DriftConfig
@@ -129,6 +131,26 @@ def test_the_list_of_images_to_label_names_their_files(watched: Watched, tmp_pat
         assert (row["image_id"], row["path"]) == ("i0", said)
         told = Drifted(done)
         assert told.facts()["to label"] == told.summary()["to_label"] == done.to_label
+
+
+def test_labels_that_came_with_the_images_are_not_asked_for(
+    watched: Watched, tmp_path: Path
+) -> None:
+    """They were, and were never compared. With one copy among them, neither were those of a night
+    of which all images were asked for."""
+    plain = [encode(Image.new("RGB", (48, 48), (6 * n, 20, 90))) for n in range(40)]
+    # 15 have a label; of the two copies one is of such an image.
+    night = {"image": [*plain, plain[0], plain[20]], "label": ["cold"] * 15 + [None] * 27}
+    done = watched.check(tmp_path / "t", module=[f"m{n}" for n in range(42)], **night)
+    assert done.report.is_drift
+    rows = list(csv.DictReader(Path(done.to_label).read_text().splitlines()))
+    assert {row["sha256"] for row in rows} == {sha256(one).hexdigest() for one in plain[15:]}
+    assert len(rows) == 25
+    place = WatchConfig().place(watched.run, "asked")
+    assert not len(rows_named(place, {"name": tmp_path.name})), "all others are no choice"
+    night["label"] = ["cold"] * 42
+    done = watched.check(tmp_path / "u", module=[f"m{n}" for n in range(42)], **night)
+    assert done.report.is_drift and done.to_label == ""
 
 
 def test_a_camera_that_sends_one_picture_all_night_is_drift(

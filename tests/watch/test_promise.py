@@ -55,6 +55,15 @@ def test_a_check_spends_its_share_and_no_more_than_is_left(tmp_path: Path) -> No
     assert promise.level(run, WATCH, "w13", "m/1") == promise.NOTHING_LEFT
 
 
+def test_a_check_below_its_share_says_so() -> None:
+    for watch, alpha in ((WATCH, 0.003), (WatchConfig(), None)):
+        assert promise.too_little(watch, alpha) == []
+    [few] = promise.too_little(WATCH, 0.001)
+    assert "false_alarm=0.03: the alpha of this check is 0.001 instead of 0.003. Raise" in few
+    [nothing] = promise.too_little(WATCH, promise.NOTHING_LEFT)
+    assert "1e-12 instead of 0.003, and it cannot alarm" in nothing and "last 10 checks" in nothing
+
+
 def test_a_window_of_another_table_is_another_check(tmp_path: Path) -> None:
     """Both are window 1, under the same name: what the first one spent is gone for the second."""
     run = RunConfig(name="a", dir=str(tmp_path))

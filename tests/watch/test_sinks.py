@@ -220,6 +220,57 @@ def test_an_event_that_is_refused_for_ever_holds_up_no_other(
     assert not notes(tmp_path)
 
 
+@pytest.mark.parametrize(("status", "nights"), [(422, 12), (500, 4)])
+def test_events_that_are_refused_delay_no_alarm(
+    receiver: Receiver,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    status: int,
+    nights: int,
+) -> None:
+    """Three refused heartbeats a night went first, and an alarm came 17 nights late."""
+
+    def act(handler: BaseHTTPRequestHandler) -> None:
+        is_beat = json.loads(receiver.got[-1][2])["kind"] == "heartbeat"
+        handler.send_response(status if is_beat else 200)
+        handler.end_headers()
+
+    receiver.act = act
+    for night in range(nights):
+        receiver.got.clear()
+        one_run = opened(tmp_path, receiver.url, within_s=0.5)
+        one_run.send(check(night), events.heartbeat(f"run{night}", "drift"))
+        came = [json.loads(body) for _, _, body in receiver.got]
+        assert [one["run"] for one in came if one["kind"] == "check"] == [f"run{night}"]
+        assert status == 500 or len(came) == len(set(receiver.ids())), "each once a run"
+    # Only after many runs in which other events were taken a refused one is dropped.
+    waiting = min(nights, webhook.MOST_RUNS - 1)
+    assert len(notes(tmp_path)) == waiting
+    assert caplog.text.count("in 10 runs. This event is dropped") == nights - waiting
+
+
+def test_a_receiver_that_refuses_all_for_weeks_loses_none(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    receiver.answers = [(422, {})] * 12
+    for night in range(12):
+        opened(tmp_path, receiver.url).send(check(night))
+    assert len(receiver.got) == len(notes(tmp_path)) == 12
+    opened(tmp_path, receiver.url).send(check(12))
+    assert not notes(tmp_path)
+    assert {json.loads(body)["run"] for _, _, body in receiver.got} == {
+        f"run{n}" for n in range(13)
+    }
+
+
+def test_an_event_that_the_receiver_knows_is_delivered(
+    receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.answers = [(409, {})]
+    opened(tmp_path, receiver.url).send(check())
+    assert len(receiver.got) == 1 and not notes(tmp_path) and not caplog.records
+
+
 def test_a_receiver_that_refuses_all_events_is_asked_a_few_times(
     receiver: Receiver, tmp_path: Path
 ) -> None:
@@ -478,6 +529,17 @@ def test_no_more_notes_than_the_bound(
         opened(tmp_path, receiver.url).send(check(number))
     assert [json.loads(n.read_text())["run"] for n in notes(tmp_path)] == ["run2", "run3", "run4"]
     assert "oldest was dropped" in caplog.text
+
+
+def test_above_the_bound_a_refused_event_goes_before_one_that_waits(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook, "MOST_NOTES", 3)
+    receiver.answers = [(422, {})] + [(401, {})] * 9
+    for number in range(4):
+        opened(tmp_path, receiver.url).send(check(number))
+    waiting = [json.loads(note.read_text())["run"] for note in notes(tmp_path)]
+    assert waiting == ["run1", "run2", "run3"]
 
 
 def test_two_processes_at_once_deliver_all(receiver: Receiver, tmp_path: Path) -> None:

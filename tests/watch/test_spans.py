@@ -243,3 +243,20 @@ def test_nights_are_looked_back_at_as_the_tables_say(
     rows = records.checks(nights.run, nights.watch).rows
     assert len(rows) == 4 and len({r["alpha"] for r in rows}) == 1
     assert all(r["promised"] for r in rows)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_the_report_of_a_check_that_cannot_alarm_says_so(
+    registered: Registered, tmp_path: Path
+) -> None:
+    """After another horizon was set, checks had no alpha left for a year, and nobody was told."""
+    nights = Nights(registered, tmp_path)
+    said = []
+    for night, horizon in enumerate(({"checks": 1}, {"checks": 365}, {"false_alarm": 0.06})):
+        nights.add(60 + 20 * night)
+        nights.watch = validate(WatchConfig, {"horizon": horizon, "ask": 0})
+        notes = nights.check().report.notes
+        said.append([note for note in notes if "watch.horizon" in note])
+    [blind] = said.pop(1)
+    assert "8.2e-05, and it cannot alarm. Raise watch.horizon.false_alarm" in blind
+    assert said == [[], []], "the way out that the note names"

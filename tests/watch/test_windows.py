@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from raypipe.config import RunConfig
+from raypipe.config import RunConfig, validate
 from raypipe.errors import DataError
 from raypipe.serve import batch
 from raypipe.serve.batch import Brought, Calls, PredictConfig
@@ -272,7 +272,9 @@ def test_missed_checks_are_named_and_a_clock_that_went_back_is_no_reason(night: 
         return window.missed
 
     assert missed_after(30) == ""
-    assert missed_after(30 + 24 * 3 + 2) == "2 checks did not run since 2026-11-02 06:00 UTC"
+    assert missed_after(30 + 24 * 3 + 2) == (
+        "2 checks did not run, or failed, since 2026-11-02 06:00 UTC"
+    )
     assert "the clock stands before the last check" in missed_after(-48)
     # A night without images has run.
     night.now = last + timedelta(hours=8 * 24)
@@ -301,3 +303,59 @@ def test_the_newest_images_stay_whole_commits(night: Night) -> None:
     night.watch = night.watch.model_copy(update={"last_n": 1000})
     assert night.check() == night.rows()
     assert night.events() == []
+
+
+@pytest.mark.parametrize("given", [{"window": "all"}, {"window": "last_n", "last_n": 20}, {}])
+def test_settings_that_do_nothing_with_such_a_window_are_named(
+    given: dict[str, Any], night: Night
+) -> None:
+    """A check without its spans was taken for one that had found nothing by them."""
+    night.watch = validate(WatchConfig, given | {"every_h": 24, "horizon": {"spans": [7]}})
+    if not given:
+        night.source = night.source.model_copy(update={"version": 1})
+    night.windows().next()
+    by = f"watch.window={given['window']}" if given else "watch.batch.version=1"
+    assert [text.partition(": ")[0] for text in night.said] == [
+        f"{name} has no effect with {by}" for name in ("watch.every_h", "watch.horizon.spans")
+    ]
+    night.said.clear()
+    night.watch = validate(WatchConfig, given | {"horizon": {}})
+    night.windows().next()
+    assert not night.said
+
+
+def last_of(night: Night) -> tuple[int | None, int]:
+    """The version after which the newest images came, and how many they are."""
+    window = night.windows().next()
+    assert isinstance(window, Window)
+    return window.since, window.images
+
+
+def test_the_newest_images_are_found_at_any_distance(
+    registered: Registered, tmp_path: Path
+) -> None:
+    """All 76 to 104 images were checked until there were 16 commits behind them."""
+    night = Night(registered, tmp_path, window="last_n", last_n=40)
+    night.case.add(0, 40)
+    for commit in range(1, 17):
+        night.case.add(40 + commit, 4)
+        if commit >= 9:
+            wanted = (None, 76) if commit == 9 else (commit - 10, 40)
+            assert last_of(night) == wanted, commit
+
+
+def test_the_newest_images_lie_behind_versions_that_cannot_be_read(
+    registered: Registered, tmp_path: Path
+) -> None:
+    """Of versions 0 to 7 there is no log any more."""
+    night = Night(registered, tmp_path, window="last_n", last_n=40)
+    night.case.add(0, 40)
+    for commit in range(1, 19):
+        night.case.add(40 + commit, 4)
+        if commit == 8:
+            DeltaTable(night.case.uri).create_checkpoint()
+            for number in range(8):
+                (Path(night.case.uri) / "_delta_log" / f"{number:020d}.json").unlink()
+        if commit == 16:
+            assert last_of(night) == (None, 104), "nobody can tell"
+    assert last_of(night) == (8, 40)

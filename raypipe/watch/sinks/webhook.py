@@ -4,11 +4,14 @@ An event is written as a note in the run's folder first, and deleted when the re
 answered 2xx. So an event outlives a kill and a receiver that does not answer: the next run in this
 folder delivers the notes that are left, oldest first. A run asks such a receiver no more.
 
-    run.dir/sinks/HASH/TIME-ID.json   one event to deliver to the webhook with this address
-    run.dir/sinks/HASH/lock           held by the process that delivers
+    run.dir/sinks/HASH/TIME-ID.json            an event to deliver to the webhook with this address
+    run.dir/sinks/HASH/TIME-ID.refused2.json   the same, after two runs in which it was refused
+    run.dir/sinks/HASH/lock                    held by the process that delivers
 
-A receiver may refuse one event for ever, or fail on it each time. Its note goes behind the others,
-so that these are delivered.
+A receiver may refuse one event for ever, or fail on it each time. A run sends such notes after all
+others, each once, and only if the receiver has taken another event. After MOST_RUNS such runs the
+event is dropped. So they hold up no other event, and a receiver that takes nothing for weeks loses
+none by this.
 
 A request follows https://www.standardwebhooks.com, for which many languages have a library:
 
@@ -27,6 +30,7 @@ import hmac
 import json
 import logging
 import os
+import re
 import time
 import uuid
 from contextlib import suppress
@@ -47,16 +51,19 @@ from raypipe.monitor.within import within
 from raypipe.watch.events import Event
 
 log = logging.getLogger("raypipe")
-MOST_NOTES = 1000  # of one webhook; the oldest go first
-MOST_REFUSED = 3  # events in a row: then it is the receiver
+MOST_NOTES = 1000  # of one webhook; those that were refused go first, then the oldest
+MOST_REFUSED = 3  # new events in a row: then it is the receiver
+MOST_RUNS = 10  # in which an event is refused; in one run as many are refused again
 FIRST_PAUSE_S = 0.5
 # Answers after which a second try may help: too early, too many, and the server's own trouble.
 _TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
 # Answers about this event: another one may be taken.
-_OF_EVENT = {400, 409, 413, 422}
+_OF_EVENT = {400, 413, 422}
+_KNOWN = 409  # the receiver has this id already
 _KEEP_METHOD = {307, 308}  # redirects that keep the method and the body
 _MOST_REDIRECTS = 3
 _SHORTEST = 16  # characters of a secret
+_REFUSED = re.compile(r"\.refused(\d+)\.json")
 
 
 class WebhookConfig(Section):
@@ -171,6 +178,11 @@ class Webhook:
         self._url, self._secret, self._folder = url, secret, folder
         self._within_s = within_s
         self._is_dead = self._has_warned = False
+        # Of this run: has the receiver taken an event, which ones has it refused, and how many may
+        # it refuse that earlier runs have left.
+        self._has_taken = False
+        self._refused: set[str] = set()
+        self._again = MOST_RUNS
 
     def _signed_in(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         """With the address's own password, if it has one: requests would take one of ~/.netrc."""
@@ -218,59 +230,97 @@ class Webhook:
         # The clock may go back: names order the notes well enough, and ids tell them apart.
         name = f"{time.time_ns():020d}-{id}-{uuid.uuid4().hex[:6]}.json"
         write_atomic(self._folder / name, body)
-        notes = self._notes()
+        # The oldest of those that were refused most often come first.
+        notes = sorted(self._notes(), key=_refusals, reverse=True)
         for old in notes[:-MOST_NOTES]:
             old.unlink(missing_ok=True)
         if len(notes) > MOST_NOTES:
-            self._warn(f"more than {MOST_NOTES} events wait: the oldest was dropped")
+            which = "a refused one" if _refusals(notes[0]) else "the oldest"
+            self._warn(f"more than {MOST_NOTES} events wait: {which} was dropped")
 
     def _notes(self) -> list[Path]:
-        return sorted(self._folder.glob("*.json"))
+        """Those first that were never refused, or least often; of these the oldest."""
+        return sorted(self._folder.glob("*.json"), key=lambda note: (_refusals(note), note.name))
 
     def _deliver(self, until: float) -> None:
-        """Deliver what waits, oldest first. Another process that delivers takes these notes, too,
-        or leaves them to the next event."""
+        """Deliver what waits. Another process that delivers takes these notes, too, or leaves them
+        to the next event."""
         try:
             with file_lock(self._folder / "lock").acquire(
                 timeout=max(0.0, until - time.monotonic())
             ):
-                refused = 0
-                for note in self._notes():
-                    # After a long outage the rest waits for the next event.
-                    if time.monotonic() >= until:
-                        return
-                    try:
-                        self._deliver_one(note, until)
-                        refused = 0
-                    except (_Again, _Refused) as e:
-                        self._warn(str(e))
-                        of_event = isinstance(e, _Refused) and e.of_event
-                        if of_event or (isinstance(e, _Again) and e.answered):
-                            self._put_behind(note)
-                        refused += 1
-                        if not of_event or refused == MOST_REFUSED:
-                            self._is_dead = True
-                            return
+                self._deliver_all(until)
         except Timeout:
             log.debug("Another process delivers the events of %s", self._host)
 
-    def _put_behind(self, note: Path) -> None:
-        rest = note.name.partition("-")[2]
-        note.rename(note.with_name(f"{time.time_ns():020d}-{rest}"))
+    def _deliver_all(self, until: float) -> None:
+        """As `_deliver`, by the process that holds the lock."""
+        refused = 0
+        for note in self._notes():
+            # After a long outage the rest waits for the next event.
+            if time.monotonic() >= until:
+                return
+            was_refused = _refusals(note) > 0
+            if was_refused and not self._is_sent_again(note):
+                continue
+            try:
+                self._has_taken |= self._deliver_one(note, until)
+                refused = 0
+            except (_Again, _Refused) as e:
+                of_event = isinstance(e, _Refused) and e.of_event
+                if of_event or (isinstance(e, _Again) and e.answered):
+                    self._put_behind(note, str(e))
+                else:
+                    self._warn(str(e))
+                if was_refused and of_event:
+                    self._again -= 1
+                elif was_refused:
+                    # It may have taken all the time. The next event says how it goes on.
+                    self._again = 0
+                    return
+                else:
+                    refused += 1
+                    if not of_event or refused == MOST_REFUSED:
+                        self._is_dead = True
+                        return
 
-    def _deliver_one(self, note: Path, until: float) -> None:
-        """Raises _Again or _Refused for a note that stays."""
+    def _is_sent_again(self, note: Path) -> bool:
+        """Does this run send a note that was refused before?"""
+        return self._has_taken and self._again > 0 and _name(note) not in self._refused
+
+    def _put_behind(self, note: Path, why: str) -> None:
+        """Note that this run has sent the event in vain; after MOST_RUNS runs drop it."""
+        self._refused.add(_name(note))
+        runs = _refusals(note) + 1
+        if runs < MOST_RUNS:
+            self._warn(why)
+            note.rename(note.with_name(f"{_name(note)}.refused{runs}.json"))
+            return
+        event = _name(note).partition("-")[2].rpartition("-")[0]
+        log.warning(
+            "The webhook at %s: %s, to %s in %d runs. This event is dropped",
+            self._host,
+            hidden(why),
+            event,
+            runs,
+        )
+        note.unlink(missing_ok=True)
+
+    def _deliver_one(self, note: Path, until: float) -> bool:
+        """Was it taken? False for a note that cannot be sent. Raises _Again or _Refused for one
+        that stays."""
         try:
             body = note.read_bytes()
             id = str(json.loads(body)["id"])
         except FileNotFoundError:
-            return
+            return False
         except (ValueError, KeyError, TypeError):
             # Torn by a full disk: it can never be sent.
             note.unlink(missing_ok=True)
-            return
+            return False
         self._send(id, body, until)
         note.unlink(missing_ok=True)
+        return True
 
     def _send(self, id: str, body: bytes, until: float) -> None:
         """As many tries as the time allows. Raises _Again or _Refused if none was taken."""
@@ -307,7 +357,7 @@ class Webhook:
                 same = False
             if not same:
                 raise _Refused("it redirects to another host, which is refused")
-        if 200 <= status < 300:
+        if 200 <= status < 300 or status == _KNOWN:
             return
         if status in _TRY_AGAIN:
             after_s = _seconds(answer.headers.get("Retry-After"))
@@ -352,6 +402,17 @@ class Webhook:
             then = then or f"Events wait in {self._folder} for the next run"
             log.warning("The webhook at %s: %s. %s", self._host, hidden(why), hidden(then))
         self._has_warned = True
+
+
+def _name(note: Path) -> str:
+    """TIME-ID of a note, however often it was refused."""
+    return note.name.partition(".")[0]
+
+
+def _refusals(note: Path) -> int:
+    """In how many runs the event was refused."""
+    found = _REFUSED.search(note.name)
+    return int(found[1]) if found else 0
 
 
 def _reason(error: OSError) -> str:

@@ -16,6 +16,7 @@ from raypipe.tables import between
 from raypipe.tables.address import resolve
 from raypipe.tables.between import Rows
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
+from raypipe.watch import promise
 from raypipe.work.dry_run.at import At
 from raypipe.work.evaluate import columns_of, model_of
 from raypipe.work.find import batch_of, looked_at
@@ -115,7 +116,11 @@ def champion(job: Job) -> Package:
 def drift(at: At) -> Planned:
     source = batch_of(at.job)
     facts, parts = predictions(at, source, at.job.predict.since)
-    facts["tests"] = f"against the reference of {facts['model']}, alpha {at.job.drift.alpha:g}"
+    model = str(facts["model"])
+    alpha = promise.level(at.job.run, at.job.watch, "the next images", model)
+    if alpha is None:
+        alpha = at.job.drift.alpha
+    facts["tests"] = f"against the reference of {model}, alpha {alpha:.3g}"
     return Planned("drift", facts, parts, most=True, missing="the drift tests")
 
 

@@ -23,9 +23,10 @@ from raypipe.work.tables import LEVEL, Table, comparison, evidence, limits
 
 @dataclass(frozen=True, repr=False)
 class Drifted(Result):
-    """A drift check."""
+    """A drift check. retrain: the policy calls for one, before labels are counted."""
 
     checked: CheckResult
+    retrain: bool = False
 
     @property
     def is_drift(self) -> bool:
@@ -59,6 +60,7 @@ class Drifted(Result):
         report = self.checked.report
         return {
             "is_drift": report.is_drift,
+            "retrain": self.retrain,
             "p_value": report.p_value,
             "model": self.checked.model,
             "table": str(self.checked.table),
@@ -76,9 +78,13 @@ class Drifted(Result):
 
 @dataclass(frozen=True, repr=False)
 class Waited(Result):
-    """A drift check that had too few new images: they stay for the next one."""
+    """A drift check that had too few new images: they stay for the next one.
+
+    retrain: as in Drifted, by earlier checks.
+    """
 
     waiting: Waiting
+    retrain: bool = False
     is_drift = False
 
     def facts(self) -> Facts:
@@ -87,7 +93,8 @@ class Waited(Result):
 
     def summary(self) -> Facts:
         w = self.waiting
-        known = {"is_drift": False, "p_value": None, "table": str(w.table), "since": w.since}
+        known: Facts = {"is_drift": False, "retrain": self.retrain, "p_value": None}
+        known |= {"table": str(w.table), "since": w.since}
         missed = {"missed": w.missed} if w.missed else {}
         return known | {"waiting": {"images": w.images, "needed": w.needed}} | missed
 
