@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from raypipe.failures import report
 from raypipe.main import entry
 
 
@@ -55,7 +56,11 @@ def drift() -> None:
     starts the retrain job: an exit code other than 0 would look like a crash there, and be retried.
     """
     if os.environ.get("DATABRICKS_RUNTIME_VERSION"):
-        _check_on_databricks(sys.argv[1], sys.argv[2:])
+        try:
+            _check_on_databricks(sys.argv[1], sys.argv[2:])
+        except BaseException as e:
+            # A bare traceback may hold a password of an address.
+            sys.exit(report(e))
     else:
         entry(["drift", *sys.argv[1:]])
 
