@@ -70,5 +70,7 @@ endif
 	$(BIN)/raypipe sidecars
 	@touch $@
 
+# Caches and what was built, and of the runs only the folder that a quickstart has made: others hold tables and models.
 clean:
-	rm -rf runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis docs/_build dist/databricks
+	@if [ -e runs/solar/.quickstart ]; then echo rm -rf runs/solar; rm -rf runs/solar; fi

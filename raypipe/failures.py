@@ -87,7 +87,7 @@ def explain(error: BaseException) -> tuple[int, str]:
     An exception that is none of the known cases is a mistake of raypipe's. Its traceback is
     printed on stderr, above the message.
     """
-    known = find_own(error) or _of_machine(error) or _of_ray(error) or _of_mlflow(error)
+    known = find_own(error) or of_machine(error) or _of_ray(error) or _of_mlflow(error)
     if known is not None:
         # The doctor looks at tokens, addresses, memory and disks.
         advice = f" {DOCTOR}" if isinstance(known, ClusterError) else ""
@@ -135,7 +135,7 @@ def _is_ctrl_c(error: BaseException) -> bool:
     return is_interrupt or type(error).__name__ == "Abort"
 
 
-def _of_machine(error: BaseException) -> RaypipeError | None:
+def of_machine(error: BaseException) -> RaypipeError | None:
     """An error of the machine that the user can mend: a full disk, a closed pipe, no memory."""
     for e in chain(error):
         if isinstance(e, BrokenPipeError):

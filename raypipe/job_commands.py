@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from raypipe.failures import report
 from raypipe.main import entry
 
 
@@ -57,7 +58,11 @@ def drift() -> None:
     be retried.
     """
     if os.environ.get("DATABRICKS_RUNTIME_VERSION"):
-        _check_on_databricks(sys.argv[1], sys.argv[2:])
+        try:
+            _check_on_databricks(sys.argv[1], sys.argv[2:])
+        except BaseException as e:
+            # A bare traceback may hold a password of an address.
+            sys.exit(report(e))
     else:
         entry(["drift", *sys.argv[1:]])
 

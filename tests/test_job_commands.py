@@ -6,6 +6,8 @@ import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
@@ -53,3 +55,22 @@ def test_exit_codes_from_a_folder_without_the_checkout(
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == code and said in done.stderr
     assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_an_error_on_databricks_is_a_message_and_shows_no_password(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The traceback of the task quoted MLflow's address as it is."""
+
+    def failed(*given: object) -> NoReturn:
+        raise ValueError("no answer of http://me:geheim-1234@mlflow:5000")
+
+    runtime = SimpleNamespace(dbutils=None, is_local_implementation=False)
+    monkeypatch.setitem(sys.modules, "databricks.sdk.runtime", runtime)
+    monkeypatch.setattr("raypipe.cli.app.run_verb", failed)
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
+    monkeypatch.setattr(sys, "argv", ["x", "a.yaml"])
+    with pytest.raises(SystemExit, match="1"):
+        job_commands.drift()
+    said = capfd.readouterr().err
+    assert said.count("raypipe: ValueError") == 1 and "geheim" not in said

@@ -243,9 +243,16 @@ def _init(cfg: ClusterConfig, preload: str) -> None:
             spark.start(cfg.spark, cfg.object_store_mb, cfg.dashboard)
         elif address == "local":
             # Processes that are started from here join this cluster, not a second one.
-            before = os.environ.get("RAY_ADDRESS")
-            os.environ["RAY_ADDRESS"] = _start_here(cfg, preload, options)
-            _own.append((os.environ["RAY_ADDRESS"], before))
+            before = os.environ.pop("RAY_ADDRESS", None)
+            try:
+                own = _start_here(cfg, preload, options)
+            except BaseException:
+                # It is the user's still.
+                if before is not None:
+                    os.environ["RAY_ADDRESS"] = before
+                raise
+            os.environ["RAY_ADDRESS"] = own
+            _own.append((own, before))
         else:
             ray.init(address=address, **options)
     except ClusterError:
@@ -298,7 +305,6 @@ def _start_here(cfg: ClusterConfig, preload: str, options: dict[str, Any]) -> st
     """
     import ray
 
-    os.environ.pop("RAY_ADDRESS", None)
     prepare_workers(preload)
     if not cfg.dashboard:
         # Only the dashboard shows metrics.
@@ -357,7 +363,7 @@ def _ray_address() -> str:
     which `ray job submit` wants in the same variable.
     """
     address = os.environ.get("RAY_ADDRESS", "")
-    return "" if address == "auto" or address.startswith("http") else address
+    return "" if address == "auto" or address.startswith(("http://", "https://")) else address
 
 
 def _quiet_data() -> None:

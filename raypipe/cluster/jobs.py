@@ -157,6 +157,7 @@ class Jobs:
         """
         shown = _Shown(write)
         lost_at: float | None = None
+        was_cut = False
 
         def found() -> None:
             nonlocal lost_at
@@ -166,9 +167,17 @@ class Jobs:
 
         while True:
             try:
-                state = asyncio.run(self._follow_once(job, shown, found))
+                state, cut = asyncio.run(self._follow_once(job, shown, found))
                 if state.has_ended:
+                    if cut:
+                        self._show_rest(job, shown.again(), say)
                     return state
+                # Some proxies pass no WebSocket on, and others cut one that is quiet for a minute.
+                if cut:
+                    if not was_cut:
+                        say(f"The log of {job} was cut off: {cut}. It is read again")
+                        was_cut = True
+                    time.sleep(POLL_S)
             except Lost as e:
                 if lost_at is None:
                     lost_at = time.monotonic()
@@ -185,8 +194,20 @@ class Jobs:
             fix=f"raypipe jobs {self.address} --follow {job}",
         )
 
-    async def _follow_once(self, job: str, shown: _Shown, found: Callable[[], None]) -> JobState:
-        """Follow over one connection. Returns when the log ends; raises Lost with the connection.
+    def _show_rest(self, job: str, take: Callable[[str], None], say: Callable[[str], None]) -> None:
+        """The log of a job that has ended, in one piece: it could not be followed to its end."""
+        try:
+            text = self._client.get_job_logs(job)
+        except Exception as e:
+            say(f"The rest of the log of {job} does not arrive: {one_line(e)}")
+            return
+        take(text)
+
+    async def _follow_once(
+        self, job: str, shown: _Shown, found: Callable[[], None]
+    ) -> tuple[JobState, str]:
+        """Follow over one connection. Returns when the log ends, with what cut it off, if anything
+        did; raises Lost with the connection.
 
         found: called when the cluster has answered. A connection may die without a word, so the
         job's state is asked for beside it.
@@ -194,6 +215,7 @@ class Jobs:
         state = await asyncio.to_thread(self.state, job)
         found()
         tail = asyncio.ensure_future(self._tail(job, shown.again()))
+        cut = ""
         try:
             while not tail.done():
                 taken = shown.taken
@@ -205,9 +227,15 @@ class Jobs:
         finally:
             if not tail.done():
                 tail.cancel()
-            with suppress(asyncio.CancelledError, Lost):
-                await tail
-        return await asyncio.to_thread(self.state, job)
+            try:
+                with suppress(asyncio.CancelledError):
+                    await tail
+            except Lost as e:
+                cut = str(e) or "without a word"
+        state = await asyncio.to_thread(self.state, job)
+        if not cut and not state.has_ended:
+            cut = "it ended before the job"
+        return state, cut
 
     async def _tail(self, job: str, take: Callable[[str], None]) -> None:
         texts = self._client.tail_job_logs(job)

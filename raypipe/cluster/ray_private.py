@@ -119,6 +119,22 @@ def free_resources() -> dict[str, dict[str, float]]:
     return {node: resources for node, resources in available.items() if node not in draining}
 
 
+def end_waiting_replicas(application: str) -> None:
+    """End the replicas of an application of Ray Serve that wait for room.
+
+    Ray Serve (2.60) gives each of them its grace, as if it had begun. No public name tells which
+    of them wait.
+    """
+    import ray
+    from ray._private.state import actors
+
+    for actor in actors(actor_state_name="PENDING_CREATION").values():
+        if actor["Name"].startswith(f"SERVE_REPLICA::{application}#"):
+            # It may have gone meanwhile.
+            with suppress(ValueError):
+                ray.kill(ray.get_actor(actor["Name"], namespace="serve"))
+
+
 def late_starts() -> tuple[type[Exception], ...]:
     """The errors of a Ray Train group that found no room to start."""
     from ray.train.v2._internal.exceptions import (

@@ -30,6 +30,7 @@ CHECKS = (
     Check("run", stores.run_folder, of_config=True),
     Check("table", stores.table, stores.STORE_S + 5, of_config=True),
     Check("mlflow", stores.mlflow, stores.MLFLOW_S + 5, of_config=True),
+    Check("registry", stores.registry, stores.MLFLOW_S + 5, of_config=True),
     Check("clock", stores.clock, 20.0, of_config=True),
 )
 

@@ -20,6 +20,7 @@ MODE = "RAY_AUTH_MODE"
 METADATA = "raypipe.cluster.ray_private:metadata"
 ANSWER_S = 10.0
 WORDS = "local", "none", "spark"  # for addresses
+DASHBOARD = "http://", "https://"  # what its address begins with
 PRIVATE = "it belongs to a program, and ends with it"
 
 
@@ -81,7 +82,7 @@ def clusters(asked: Asked) -> Sequence[Finding]:
     found = ask("raypipe.cluster.shared:here", ANSWER_S)
     setting, address = _wanted(asked, found["recorded"])
     here = found["running"]
-    if address and not address.startswith(("http", "ray://")):
+    if address and not address.startswith((*DASHBOARD, "ray://")):
         here = [*dict.fromkeys([address, *here])]
     # Each question is a process of its own, and may wait for a cluster that hangs.
     with ThreadPoolExecutor(max_workers=4) as threads:
@@ -122,7 +123,7 @@ def _joined(setting: str, address: str, told: dict[str, Told]) -> Finding:
     if setting.endswith("=spark"):
         return skipped("cluster", f"{setting}: it starts with the verb")
     # Verbs ignore a dashboard in RAY_ADDRESS, which is for `ray job submit`.
-    if address.startswith("http") and setting.startswith("RAY_ADDRESS"):
+    if address.startswith(DASHBOARD) and setting.startswith("RAY_ADDRESS"):
         return _dashboard(setting, address)
     if address:
         try:

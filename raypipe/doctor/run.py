@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from raypipe.doctor.finding import Asked, Check, Finding, of_error
 from raypipe.errors import RaypipeError, one_line
+from raypipe.failures import of_machine
 
 # Most checks wait for a disk, a network or a process. More at a time would only share the CPUs.
 AT_ONCE = 8
@@ -101,6 +102,9 @@ def _look(check: Check, asked: Asked) -> Sequence[Finding]:
     except RaypipeError as e:
         return [of_error(check.name, e)]
     except Exception as e:
+        known = of_machine(e)
+        if known is not None:
+            return [of_error(check.name, known)]
         seen = f"The check itself failed: {type(e).__name__}: {one_line(e)}"
         return [Finding(check.name, "fail", seen, OWN_MISTAKE, "Look at the rest meanwhile")]
 

@@ -17,9 +17,10 @@ from raypipe.doctor.finding import Asked, Finding, Mend, State, of_error, ok, sk
 from raypipe.doctor.machine import existing
 from raypipe.doctor.process import Died, ask
 from raypipe.doctor.web import get
-from raypipe.errors import RaypipeError, hidden
+from raypipe.errors import ConfigError, RaypipeError, hidden
 from raypipe.files import has_locks
 from raypipe.registry.store_check import migrate
+from raypipe.registry.tracking import addresses
 from raypipe.tables import storage
 
 STORE_S = 40.0
@@ -151,41 +152,58 @@ def misspelt(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def mlflow(asked: Asked) -> Sequence[Finding]:
-    """Does the MLflow store answer, and is it of this MLflow's release?"""
-    uri = asked.settings.registry.uri
-    folder = asked.settings.run.path / "mlflow"
+    """Does the MLflow store answer, can it be written, and is it of this MLflow's release?"""
+    return [_examined("mlflow", "registry.uri", asked.settings.registry.uri, asked)]
+
+
+def registry(asked: Asked) -> Sequence[Finding]:
+    """The same of the model registry, where that is another store."""
+    cfg = asked.settings.registry
+    runs, models = addresses(asked.settings.run, cfg)
+    if runs == models:
+        return [ok("registry", "models are in the store of runs")]
+    # As it is set: a password may be in an environment variable.
+    uri = cfg.registry_uri or models
+    return [_examined("registry", "registry.registry_uri", uri, asked)]
+
+
+def _examined(name: str, of: str, uri: str | None, asked: Asked) -> Finding:
+    """The finding `name` about the store at `uri`, the value of the setting `of`."""
+    folder = str(asked.settings.run.path / "mlflow")
     try:
-        facts = ask("raypipe.registry.store_check:examine", MLFLOW_S, uri=uri, folder=str(folder))
+        facts = ask("raypipe.registry.store_check:examine", MLFLOW_S, uri=uri, folder=folder, of=of)
     except Died as e:
         rule = "Runs and models are registered there"
-        way_out = "Check registry.uri; python -m pip install --force-reinstall mlflow if it breaks"
-        return [Finding("mlflow", "fail", str(e), rule, way_out)]
+        way_out = f"Check {of}; python -m pip install --force-reinstall mlflow if it breaks"
+        return Finding(name, "fail", str(e), rule, way_out)
     if facts["kind"] == "none":
-        return [ok("mlflow", f"{facts['file']}, which the first run makes")]
+        return ok(name, f"{facts['file']}, which the first run makes")
     if facts["revision"] == facts["expected"]:
         seen = f"schema {facts['revision']}" if facts["revision"] else "the server answers"
-        return [ok("mlflow", f"{hidden(uri or facts['file'])}: {seen}")]
-    return [_of_other_release(uri, facts)]
+        return ok(name, f"{hidden(uri or facts['file'])}: {seen}")
+    return _of_other_release(uri, facts, name, of)
 
 
-def _of_other_release(uri: str | None, facts: Mapping[str, Any]) -> Finding:
+def _of_other_release(
+    uri: str | None, facts: Mapping[str, Any], name: str = "mlflow", of: str = "registry.uri"
+) -> Finding:
     revision, expected, file = facts["revision"], facts["expected"], facts["file"]
     seen = f"its schema is {revision or 'empty'}, this MLflow's is {expected}"
     rule = "MLflow opens only a store of its own release"
     if facts["is_newer"]:
         seen = f"{hidden(uri or file)}: {seen}, which is older"
-        way_out = "Install the MLflow that made it, or set registry.uri to another store"
-        return Finding("mlflow", "fail", seen, rule, way_out)
+        way_out = f"Install the MLflow that made it, or set {of} to another store"
+        return Finding(name, "fail", seen, rule, way_out)
     if not file:
         way_out = "Copy the database first, then mlflow db upgrade ADDRESS"
-        return Finding("mlflow", "fail", f"{hidden(uri or '')}: {seen}", rule, way_out)
+        return Finding(name, "fail", f"{hidden(uri or '')}: {seen}", rule, way_out)
     mend = Mend(
         f"copies {file} to {file}.before-{revision}, then migrates it to schema {expected}",
         lambda: migrate(file, revision),
     )
     copied = shlex.join(["cp", file, f"{file}.before-{revision}"])
     way_out = f"{copied}; mlflow db upgrade {shlex.quote(f'sqlite:///{file}')}"
-    return Finding("mlflow", "fail", f"{file}: {seen}", rule, way_out, mend)
+    return Finding(name, "fail", f"{file}: {seen}", rule, way_out, mend)
 
 
 def clock(asked: Asked) -> Sequence[Finding]:
@@ -210,9 +228,12 @@ def clock(asked: Asked) -> Sequence[Finding]:
 def _servers(asked: Asked) -> dict[str, str]:
     """HTTP servers whose time counts: MLflow's, and the endpoint of the table's store."""
     found = {}
-    uri = asked.settings.registry.uri or ""
-    if uri.startswith("http"):
-        found["MLflow"] = uri
+    # An address that cannot be found out is the finding of another check.
+    with suppress(ConfigError):
+        runs, models = addresses(asked.settings.run, asked.settings.registry)
+        for uri, name in {models: "the model registry", runs: "MLflow"}.items():
+            if uri.startswith(("http://", "https://")):
+                found[name] = uri
     cfg = asked.settings.table
     options = {k.lower(): v for k, v in ((cfg.storage_options if cfg else None) or {}).items()}
     if cfg is not None and cfg.uri.startswith(("s3://", "s3a://")):

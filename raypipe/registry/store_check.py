@@ -13,6 +13,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from raypipe.errors import ConfigError, hidden, one_line
 from raypipe.registry.tracking import address_of, file_of
@@ -21,33 +22,38 @@ DATABASES = "sqlite", "postgresql", "mysql", "mssql"
 SQLITE = "sqlite:///"
 
 
-def examine(uri: str | None, folder: str) -> dict[str, Any]:
+def examine(uri: str | None, folder: str, of: str = "registry.uri") -> dict[str, Any]:
     """What kind of store it is, and the revision of its schema.
 
-    uri: registry.uri; None means SQLite in `folder`. kind: database, server or none (not made
-    yet). revision, expected: of its schema, "" for a server. is_newer: a revision that this MLflow
-    does not know. file: of a SQLite database.
-    Raises ConfigError for a store that MLflow refuses or that does not answer.
+    uri: the value of the setting `of`, registry.uri or registry.registry_uri; None means SQLite in
+    `folder`. kind: database, server or none (not made yet). revision, expected: of its schema, ""
+    for a server. is_newer: a revision that this MLflow does not know. file: of a SQLite database.
+    Raises ConfigError for a store that MLflow refuses, that does not answer, or that cannot be
+    written.
     """
-    address = address_of(uri) if uri else f"{SQLITE}{Path(folder) / 'mlflow.db'}"
+    address = address_of(uri, of) if uri else f"{SQLITE}{Path(folder) / 'mlflow.db'}"
     scheme = address.partition("://")[0].partition("+")[0]
     if scheme in DATABASES:
-        return _database(address)
+        return _database(address, of)
     if scheme in ("http", "https", "databricks", "databricks-uc"):
-        return _server(address)
+        return _server(address, of)
     raise ConfigError(
         "MLflow 3 keeps no store in plain files",
         got=hidden(address),
         rule="It refuses file: and ./mlruns",
-        fix="Set registry.uri=null for SQLite in the run folder, or sqlite:////FOLDER/mlflow.db",
+        fix=f"Set {of}=null for SQLite in the run folder, or sqlite:////FOLDER/mlflow.db"
+        if of == "registry.uri"
+        else f"Set {of}=null for the store of registry.uri, or sqlite:////FOLDER/mlflow.db",
     )
 
 
-def _database(address: str) -> dict[str, Any]:
+def _database(address: str, of: str) -> dict[str, Any]:
     path = file_of(address)
     file = "" if path is None else str(path)
-    if path is not None and not path.exists():
-        return {"kind": "none", "revision": "", "expected": "", "file": file}
+    if path is not None:
+        _require_writable(path, of)
+        if not path.exists():
+            return {"kind": "none", "revision": "", "expected": "", "file": file}
     # MLflow exports no name that looks at a schema without changing it.
     from mlflow.store.db.utils import (
         _get_latest_schema_revision,
@@ -59,10 +65,40 @@ def _database(address: str) -> dict[str, Any]:
         engine = create_sqlalchemy_engine(address)  # type: ignore[no-untyped-call]
         revision = _get_schema_version(engine)  # type: ignore[no-untyped-call]
     except Exception as e:
-        raise _unreachable(address, e) from e
+        raise _unreachable(address, of, e) from e
     expected = _get_latest_schema_revision()  # type: ignore[no-untyped-call]
     found = {"kind": "database", "revision": revision or "", "expected": expected, "file": file}
     return found | {"is_newer": bool(revision) and not _is_known(revision)}
+
+
+def _require_writable(file: Path, of: str) -> None:
+    """Raise ConfigError if the database cannot be written, or made. What is tried is taken back."""
+    why = ""
+    if file.exists():
+        try:
+            address = f"file:{quote(str(file.absolute()))}?mode=rw"
+            with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as store:
+                store.execute("BEGIN IMMEDIATE")
+                # SQLite needs a file beside it, too.
+                store.execute("CREATE TABLE raypipe_doctor (x)")
+                store.execute("ROLLBACK")
+        except sqlite3.OperationalError as e:
+            # Whoever writes just now shows that it can be written.
+            why = "" if "locked" in str(e) else str(e)
+        except sqlite3.DatabaseError:
+            return  # it is no database: MLflow says so
+    else:
+        folder = file.absolute().parent
+        while not folder.exists():
+            folder = folder.parent
+        why = "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} may not be written"
+    if why:
+        raise ConfigError(
+            f"The MLflow store cannot be written: {why}",
+            got=str(file),
+            rule="Runs and models are registered there",
+            fix=f"Mend the rights of the file and its folder, or set {of} to another store",
+        )
 
 
 def _is_known(revision: str) -> bool:
@@ -78,21 +114,26 @@ def _is_known(revision: str) -> bool:
         return False
 
 
-def _server(address: str) -> dict[str, Any]:
+def _server(address: str, of: str) -> dict[str, Any]:
     # A dead server would be tried for minutes.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
     import mlflow
 
     try:
-        mlflow.MlflowClient(address, address).search_experiments(max_results=1)
+        client = mlflow.MlflowClient(address, address)
+        # Unity Catalog has models and no runs.
+        if of == "registry.uri":
+            client.search_experiments(max_results=1)
+        else:
+            client.search_registered_models(max_results=1)
     except Exception as e:
-        raise _unreachable(address, e) from e
+        raise _unreachable(address, of, e) from e
     return {"kind": "server", "revision": "", "expected": "", "file": ""}
 
 
-def _unreachable(address: str, error: Exception) -> ConfigError:
-    fix = "Start it (mlflow server), or check registry.uri"
+def _unreachable(address: str, of: str, error: Exception) -> ConfigError:
+    fix = f"Start it (mlflow server), or check {of}"
     # Its own code, not its text: there, a port may hold these digits.
     status = getattr(error, "get_http_status_code", lambda: None)()
     if status in (401, 403):

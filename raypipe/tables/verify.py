@@ -209,7 +209,7 @@ def wants_ray(candidates: int, cluster: ClusterConfig) -> bool:
     import ray
 
     address = os.environ.get("RAY_ADDRESS", "")
-    by_environment = bool(address) and not address.startswith("http")
+    by_environment = bool(address) and not address.startswith(("http://", "https://"))
     by_config = cluster.address not in ("auto", "local")
     if ray.is_initialized() or by_environment or by_config:
         return candidates >= RAY_WITH_CLUSTER

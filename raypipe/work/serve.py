@@ -41,10 +41,11 @@ def serve(job: Job, show: Show) -> Served:
     server.check(job.run, registry, job.serve)
     with monitoring.opened(job, "serve") as monitors:
         connect(job.cluster)
-        # Signals end the wait, and leaving the block ends the replicas with grace.
+        # Signals end the wait, for room as for requests. Leaving the block ends the replicas with
+        # grace.
         with (
             stopping() as stop,
-            server.running(job.run, registry, job.serve, _keepings(monitors)) as running,
+            server.running(job.run, registry, job.serve, _keepings(monitors), stop) as running,
         ):
             show.facts(_facts(running, job))
             server.wait(running, show.say, stop)

@@ -8,10 +8,13 @@ from contextlib import suppress
 
 
 class Proxy:
-    """Passes on what comes to `port` to a target on loopback, while it is open."""
+    """Passes on what comes to `port` to a target on loopback, while it is open.
 
-    def __init__(self, target: int) -> None:
-        self._target = target
+    refuses: a connection that sends this ends there.
+    """
+
+    def __init__(self, target: int, refuses: bytes = b"") -> None:
+        self._target, self._refuses = target, refuses
         self._open: list[socket.socket] = []
         self.count = 0
         self.listen()
@@ -40,9 +43,11 @@ class Proxy:
                 for a, b in ((near, far), (far, near)):
                     threading.Thread(target=self._pump, args=(a, b), daemon=True).start()
 
-    @staticmethod
-    def _pump(source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
+                if self._refuses and self._refuses in data:
+                    source.shutdown(socket.SHUT_RDWR)
+                    return
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)

@@ -173,6 +173,29 @@ def test_ray_that_starts_too_slowly_is_tried_once_more(monkeypatch: pytest.Monke
             process.wait()
 
 
+def test_a_start_that_fails_leaves_the_users_ray_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a notebook it was gone, and the next verb started a cluster of its own."""
+
+    def failed(*given: object) -> str:
+        raise RuntimeError("no room in /tmp")
+
+    monkeypatch.setattr(connect, "_start_here", failed)
+    monkeypatch.setenv("RAY_ADDRESS", "a:1")
+    with pytest.raises(ClusterError, match="Ray cannot be started here: no room in /tmp"):
+        connect._init(connect.ClusterConfig(address="local"), "")
+    assert os.environ["RAY_ADDRESS"] == "a:1"
+
+
+@pytest.mark.parametrize("address", ["http-head:6379", "https.example:6379"])
+def test_a_host_whose_name_begins_with_http_is_no_dashboard(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert connect._ray_address() == address
+    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
+    assert connect._ray_address() == ""
+
+
 @pytest.fixture
 def no_head(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
     """An address without a head of a cluster, and what is said of it."""

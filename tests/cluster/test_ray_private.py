@@ -121,6 +121,41 @@ def free_cpus(used: int) -> dict[str, dict[str, float]]:
     return free
 
 
+@pytest.mark.usefixtures("ray_session")
+def test_replicas_that_wait_for_room_are_known_by_their_name_and_state() -> None:
+    @ray.remote(num_cpus=1)
+    class Waiting:
+        pass
+
+    total = int(ray.cluster_resources()["CPU"])
+    # More than fit: the last ones wait.
+    names = [f"SERVE_REPLICA::{app}#replica#x{n}" for app in "ab" for n in range(total + 1)]
+    options = {"namespace": "serve", "lifetime": "detached"}
+    made = [Waiting.options(name=name, **options).remote() for name in names]  # type: ignore[attr-defined]
+
+    def there() -> set[str]:
+        return {each["name"] for each in ray.util.list_named_actors(all_namespaces=True)}
+
+    try:
+        running = ray._private.state.actors(actor_state_name="ALIVE")
+        for _ in range(200):
+            running = ray._private.state.actors(actor_state_name="ALIVE")
+            if sum(actor["Name"] in names for actor in running.values()) == total:
+                break
+            time.sleep(0.1)
+        alive = {actor["Name"] for actor in running.values()} & set(names)
+        ray_private.end_waiting_replicas("a")
+        left = alive | {name for name in names if "::b#" in name}
+        for _ in range(100):
+            if there() & set(names) == left:
+                break
+            time.sleep(0.1)
+        assert len(alive) == total and there() & set(names) == left
+    finally:
+        for each in made:
+            ray.kill(each)
+
+
 def test_a_group_that_finds_no_room_has_errors_of_its_own() -> None:
     names = [error.__name__ for error in ray_private.late_starts()]
     assert names == ["WorkerGroupStartupFailedError", "WorkerGroupStartupTimeoutError"]

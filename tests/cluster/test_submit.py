@@ -162,6 +162,22 @@ def test_a_job_is_found_again_after_the_connection_was_cut(jobs: Jobs, tmp_path:
     assert len(again) == len(lost) == 2, said
 
 
+def test_a_job_behind_a_proxy_without_websockets_shows_its_output_when_it_has_ended(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its log was asked for again and again; under --json a job that succeeded ended with 1."""
+    monkeypatch.setattr("raypipe.cluster.jobs.POLL_S", 0.5)
+    proxy = Proxy(urlparse(jobs.address).port or 0, refuses=b"/logs/tail")
+    behind = Jobs(f"http://127.0.0.1:{proxy.port}")
+    job = started(behind, "time.sleep(2); print('{}')")
+    said: list[str] = []
+    assert follow(behind, job, True, said.append) == 0
+    told = capsys.readouterr()
+    assert told.out == "{}\n" and "begins\n" in told.err
+    assert [line for line in said if "was cut off" in line] == said[:1] == said
+    proxy.cut()
+
+
 def wait_for(happens: Callable[[], bool], said: list[str]) -> None:
     until = time.monotonic() + 60
     while not happens():

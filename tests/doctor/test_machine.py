@@ -198,6 +198,14 @@ def test_an_address_that_every_verb_refuses_is_not_well(
         head.require(address, "cluster.address")
 
 
+def test_a_host_whose_name_begins_with_http_is_asked_as_a_head() -> None:
+    """It was asked as a dashboard, and so found dead."""
+    address = "http-head:6379"
+    told = {address: clusters.Told(address, error="nobody listens there")}
+    finding = clusters._joined(f"RAY_ADDRESS={address}", address, told)
+    assert finding.rule == "It names the cluster that every verb joins"
+
+
 def test_a_folder_that_nobody_may_look_into_is_one_above_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

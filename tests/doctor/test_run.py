@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import threading
@@ -61,6 +62,21 @@ def test_a_check_that_raises_is_a_finding() -> None:
     assert found["a"] == [Finding("a", "fail", "Too short (got 3)", "At least 4", "Write more")]
     assert "KeyError" in found["b"][0].seen and found["b"][0].state == "fail"
     assert found["c"][0].state == "ok"
+
+
+def test_what_the_machine_lacks_is_no_mistake_of_raypipes() -> None:
+    """Without HOME, and on a full disk, users were asked to report it."""
+
+    def homeless(asked: Asked) -> Sequence[Finding]:
+        raise RuntimeError("Could not determine home directory.")
+
+    def full(asked: Asked) -> Sequence[Finding]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    found = examine([Check("a", homeless), Check("b", full)], Asked())
+    (home,), (disk,) = found["a"], found["b"]
+    assert home.state == disk.state == "fail" and home.way_out.startswith("Set HOME")
+    assert "does not know the home folder" in home.seen and "The disk is full" in disk.seen
 
 
 def test_a_way_out_is_taken_and_looked_at_again() -> None:

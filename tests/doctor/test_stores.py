@@ -20,8 +20,9 @@ import pyarrow as pa
 import pytest
 
 from raypipe.doctor import stores
-from raypipe.errors import ConfigError
-from raypipe.registry.store_check import examine, migrate
+from raypipe.doctor.finding import Asked, Finding, Settings
+from raypipe.errors import ConfigError, RaypipeError
+from raypipe.registry.store_check import _require_writable, examine, migrate
 from raypipe.tables import storage
 from raypipe.tables.store_check import FOLDER
 from raypipe.tables.table import append
@@ -177,6 +178,71 @@ def test_a_store_of_mlflow_in_plain_files(doctor: Doctor, tmp_path: Path) -> Non
     assert finding["state"] == "fail" and "refuses file:" in finding["rule"]
     assert finding["way_out"].startswith("Set registry.uri=null")
     assert doctor("registry.uri=null", *words).state("mlflow") == "ok"
+
+
+def test_a_registry_that_is_another_store_is_looked_at(doctor: Doctor, tmp_path: Path) -> None:
+    words = (f"run.dir={tmp_path}", "--only", "mlflow,registry")
+    told = doctor(f"registry.registry_uri={tmp_path}/mlruns", *words)
+    finding = told.findings["registry"]
+    assert told.state("mlflow") == "ok" and finding["state"] == "fail"
+    assert finding["way_out"].startswith("Set registry.registry_uri=null")
+    told = doctor(f"registry.registry_uri=sqlite:///{tmp_path}/models.db", *words)
+    assert told.state("registry") == "ok" and "models.db" in told.findings["registry"]["seen"]
+    assert doctor(*words).findings["registry"]["seen"] == "models are in the store of runs"
+
+
+def test_a_registry_that_is_silent_or_old_names_its_own_setting(
+    refusing: str, old: tuple[Path, str], tmp_path: Path
+) -> None:
+    def told(uri: str) -> Finding:
+        given = {"run": {"dir": str(tmp_path)}, "registry": {"registry_uri": uri}}
+        (finding,) = stores.registry(Asked(settings=Settings.model_validate(given)))
+        return finding
+
+    with pytest.raises(RaypipeError, match=r"registered-models.*MLFLOW_TRACKING_TOKEN"):
+        told(refusing)
+    with closing(sqlite3.connect(shutil.copyfile(old[0], tmp_path / "m.db"))) as store:
+        store.execute("update alembic_version set version_num = ?", ("f" * 12,))
+        store.commit()
+    finding = told(f"sqlite:///{tmp_path}/m.db")
+    assert finding.name == "registry" and "set registry.registry_uri" in finding.way_out
+
+
+def test_a_store_that_cannot_be_written_is_not_well(
+    old: tuple[Path, str], alone: Doctor, tmp_path: Path
+) -> None:
+    """Each run ended in MLflow's traceback."""
+    disk = "mount -t tmpfs none /mnt && cp '%s' /mnt/mlflow.db && mount -o remount,ro /mnt"
+    words = (f"run.dir={tmp_path}", "--only", "mlflow")
+    why = {"mlflow.db": "attempt to write a readonly", "new/mlflow.db": "/mnt may not be written"}
+    for name, said in why.items():
+        told = alone(f"registry.uri=sqlite:////mnt/{name}", *words, first=disk % old[0])
+        finding = told.findings["mlflow"]
+        assert finding["state"] == "fail", finding
+        assert f"cannot be written: {said}" in finding["seen"], finding
+        assert "set registry.uri to another store" in finding["way_out"]
+
+
+def test_a_store_that_was_tried_is_as_it_was(old: tuple[Path, str], tmp_path: Path) -> None:
+    file = tmp_path / "mlflow.db"
+    shutil.copyfile(old[0], file)
+    before = content(file)
+    # Whoever writes just now shows that it can be written.
+    with closing(sqlite3.connect(file, isolation_level=None)) as writer:
+        writer.execute("begin immediate")
+        _require_writable(file, "registry.uri")
+    _require_writable(file, "registry.uri")
+    assert content(file) == before and [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+def test_the_clock_of_a_server_named_by_a_variable_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_AT", "http://runs:5000")
+    registry = {"uri": "env:MLFLOW_AT", "registry_uri": "https://models"}
+    asked = Asked(settings=Settings.model_validate({"registry": registry}))
+    servers = {"MLflow": "http://runs:5000", "the model registry": "https://models"}
+    assert stores._servers(asked) == servers
+    monkeypatch.delenv("MLFLOW_AT")
+    assert stores._servers(asked) == {}
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,11 @@ variables {
   location                = "westeurope"
   storage_suffix          = "abc"
   subscription_id         = "00000000-0000-0000-0000-000000000004"
+  stage_subscription_ids = {
+    sit  = "00000000-0000-0000-0000-000000000005"
+    uat  = "00000000-0000-0000-0000-000000000006"
+    prod = "00000000-0000-0000-0000-000000000007"
+  }
   oidc_subjects = {
     sit  = { issuer = "https://issuer.example", subject = "repo:plant/raypipe:environment:sit" }
     uat  = { issuer = "https://issuer.example", subject = "repo:plant/raypipe:environment:uat" }
@@ -22,6 +27,30 @@ run "everything_is_known_at_plan" {
     condition     = length(regexall("GuidEquals \\{[0-9a-f-]{36}(, [0-9a-f-]{36}){2}\\}", azurerm_role_assignment.delegate["prod"].condition)) == 2
     error_message = "CI may hand out other roles: ${azurerm_role_assignment.delegate["prod"].condition}"
   }
+}
+
+run "the_rights_of_a_stage_end_at_its_subscription" {
+  command = plan
+
+  assert {
+    condition = alltrue([
+      for stage, id in var.stage_subscription_ids :
+      azurerm_role_assignment.contributor[stage].scope == "/subscriptions/${id}" && azurerm_role_assignment.delegate[stage].scope == "/subscriptions/${id}"
+    ])
+    error_message = "CI of sit has rights in ${azurerm_role_assignment.contributor["sit"].scope}"
+  }
+}
+
+run "a_stage_beside_the_states" {
+  command = plan
+  variables {
+    stage_subscription_ids = {
+      sit  = "00000000-0000-0000-0000-000000000004"
+      uat  = "00000000-0000-0000-0000-000000000006"
+      prod = "00000000-0000-0000-0000-000000000007"
+    }
+  }
+  expect_failures = [var.stage_subscription_ids]
 }
 
 run "each_stage_has_an_identity" {

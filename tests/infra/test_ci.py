@@ -245,6 +245,14 @@ def test_a_promotion_by_hand_is_what_raypipe_takes() -> None:
     assert text.count("version: 1.22.1") == 1 and "bundle run" in text
 
 
+def test_a_promotion_runs_where_the_store_can_be_reached() -> None:
+    """It ran on GitHub's own machines, to which the storage account is closed."""
+    storage = (ROOT / "infra/terraform/modules/storage/main.tf").read_text("utf-8")
+    assert re.search(r"public_network_access_enabled *= false", storage)
+    (job,) = yaml.safe_load(GITHUB["promote.yml"])["jobs"].values()
+    assert job["runs-on"] == "${{ vars.RUNNER }}"
+
+
 def test_an_endpoint_waits_for_a_model() -> None:
     steps = yaml.safe_load(GITHUB["deploy.yml"])["jobs"]["deploy"]["steps"]
     [serve] = [step for step in steps if " serve " in step.get("run", "")]

@@ -64,8 +64,16 @@ def test_replicas_without_room_are_refused_where_the_cluster_cannot_grow(
     """`serve.replicas=3` on two CPUs waited for ever, and said nothing."""
     monkeypatch.setattr(server, "resources_by_node", lambda: [{"CPU": float(n)} for n in nodes])
     monkeypatch.setattr(server.ray_private, "own_processes", lambda names: {"raylet": []})
+    free = {str(number): {"CPU": float(n)} for number, n in enumerate(nodes)}
+    monkeypatch.setattr(server.ray_private, "free_resources", lambda: free)
     if fits:
         server._require_room(replicas, cpus)
+        assert caplog.text == ""
+        # Others have one CPU of it.
+        free["0"]["CPU"] -= 1
+        with caplog.at_level(logging.WARNING):
+            server._require_room(replicas, cpus)
+        assert "Others hold CPUs of the cluster, and the server waits for room" in caplog.text
         return
     with pytest.raises(ClusterError, match="no room for the replicas"):
         server._require_room(replicas, cpus)

@@ -99,7 +99,8 @@ resource "azurerm_federated_identity_credential" "ci" {
   audience                  = ["api://AzureADTokenExchange"]
 }
 
-# Its own state only: sit's pipeline can neither read nor spoil prod's.
+# Its own state only: sit's pipeline can neither read nor spoil prod's. This holds because its rights below end at its own
+# subscription, and the account of the states is in another one: see the variable stage_subscription_ids.
 resource "azurerm_role_assignment" "state" {
   for_each = local.stages
 
@@ -109,12 +110,11 @@ resource "azurerm_role_assignment" "state" {
   principal_type       = "ServicePrincipal"
 }
 
-# Of the subscription, because a stage makes its own resource group. Use one subscription a stage where they must not see
-# each other at all.
+# Of the stage's subscription, because a stage makes its own resource group. Stages of one subscription may change each other.
 resource "azurerm_role_assignment" "contributor" {
   for_each = local.stages
 
-  scope                = "/subscriptions/${var.subscription_id}"
+  scope                = "/subscriptions/${var.stage_subscription_ids[each.key]}"
   role_definition_name = "Contributor"
   principal_id         = azurerm_user_assigned_identity.ci[each.key].principal_id
   principal_type       = "ServicePrincipal"
@@ -124,7 +124,7 @@ resource "azurerm_role_assignment" "contributor" {
 resource "azurerm_role_assignment" "delegate" {
   for_each = local.stages
 
-  scope                = "/subscriptions/${var.subscription_id}"
+  scope                = "/subscriptions/${var.stage_subscription_ids[each.key]}"
   role_definition_name = "Role Based Access Control Administrator"
   principal_id         = azurerm_user_assigned_identity.ci[each.key].principal_id
   principal_type       = "ServicePrincipal"

@@ -73,6 +73,27 @@ variable "project" {
   }
 }
 
+variable "stage_subscription_ids" {
+  type        = map(string)
+  description = "Id of the subscription of each stage, in which its CI may make resources and hand out roles. One each keeps stages apart."
+  nullable    = false
+
+  validation {
+    condition     = length(setsubtract(["sit", "uat", "prod"], keys(var.stage_subscription_ids))) == 0 && length(var.stage_subscription_ids) == 3
+    error_message = "stage_subscription_ids must have the keys sit, uat and prod."
+  }
+
+  validation {
+    condition     = alltrue([for id in values(var.stage_subscription_ids) : can(regex("^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$", id))])
+    error_message = "A subscription's id must be a UUID in lower case."
+  }
+
+  validation {
+    condition     = !contains(values(var.stage_subscription_ids), var.subscription_id)
+    error_message = "The states need a subscription of their own: CI of a stage that is in subscription_id could give itself the state of any other."
+  }
+}
+
 variable "storage_suffix" {
   type        = string
   description = "Makes the state account's name unique in all of Azure: 3 to 8 lower-case letters and digits of your choice."
@@ -86,7 +107,7 @@ variable "storage_suffix" {
 
 variable "subscription_id" {
   type        = string
-  description = "Id of the subscription of the state and of CI's identities."
+  description = "Id of the subscription of the states and of CI's identities, in which there is no stage."
   nullable    = false
 
   validation {

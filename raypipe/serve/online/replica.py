@@ -8,17 +8,21 @@ counts for Azure Monitor (tally.py).
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from raypipe.cluster import tasks
-from raypipe.errors import traced
+from raypipe.errors import ConfigError, traced
+from raypipe.files import claim
 from raypipe.models.allocator import give_back, keep_memory
 from raypipe.models.labels import Kind
 from raypipe.monitor.recorder import Keeping
@@ -37,6 +41,18 @@ log = logging.getLogger("raypipe")
 BACKLOG = 2048  # connections that wait to be accepted
 KEEP_ALIVE_S = 75
 ASK_S = 60.0  # to wait for the registry's actor
+BIND_S = 10.0  # for the one before to leave the port
+WRITE_S = 30.0  # for the request log, at the end
+
+
+def drain_s(cfg: ServeConfig) -> float:
+    """Seconds in which each request whose body has come is answered, or refused with 503."""
+    return cfg.timeout_s + 1
+
+
+def grace_s(cfg: ServeConfig) -> float:
+    """Seconds that a replica has to end by itself."""
+    return drain_s(cfg) + WRITE_S
 
 
 @dataclass(frozen=True)
@@ -122,7 +138,7 @@ class Replica:
         self.app = Front(
             http.build(parts), Rates(cfg.rate), setup.token_digest, self._version, self._count
         )
-        self._server = _listen(self.app, cfg.host, setup.port)
+        self._server = _listen(self.app, cfg.host, setup.port, drain_s(cfg), _application())
         log.info("Serving %s, %s", served.version, plan)
 
     def check_health(self) -> None:
@@ -152,6 +168,9 @@ class Replica:
         return str(self.batcher.plan)
 
     def __del__(self) -> None:
+        # What still comes is told to go elsewhere, and probes of readiness hear it.
+        if hasattr(self, "room"):
+            self.room.closed = True
         # The constructor may have failed half way.
         for name in ("_server", "models", "batcher", "keeper", "tally"):
             part = getattr(self, name, None)
@@ -201,7 +220,7 @@ def _plan(cfg: ServeConfig, served: Served, workers: int) -> batching.BatchPlan:
 class _Listening:
     """uvicorn on a thread of its own, with its own event loop."""
 
-    def __init__(self, app: Any, sock: socket.socket) -> None:
+    def __init__(self, app: Any, sock: socket.socket, drain_s: float) -> None:
         import uvicorn
 
         config = uvicorn.Config(
@@ -213,9 +232,13 @@ class _Listening:
             lifespan="off",
             ws="none",
             server_header=False,
+            # Else a client on this machine would name another address with each request, and
+            # serve.rate would be none.
+            proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=10,
+            timeout_graceful_shutdown=math.ceil(drain_s),
         )
+        self._drain_s = drain_s
         self._uvicorn = uvicorn.Server(config)
         self.thread = threading.Thread(
             target=self._uvicorn.run, args=([sock],), name="http", daemon=True
@@ -225,17 +248,41 @@ class _Listening:
     def stop(self) -> None:
         """Stop listening, and wait until the running requests have their answers."""
         self._uvicorn.should_exit = True
-        self.thread.join(timeout=15)
+        self.thread.join(timeout=self._drain_s + 5)
 
 
-def _listen(app: Any, host: str, port: int) -> _Listening:
-    """Listen on the port that all replicas of this node share."""
+def _application() -> str:
+    """The application of this replica, and its cluster: others of it may share the port."""
+    import ray
+    from ray import serve
+
+    cluster = ray.get_runtime_context().gcs_address
+    return f"{cluster} {serve.get_replica_context().app_name}"
+
+
+def _listen(app: Any, host: str, port: int, drain_s: float, owner: str) -> _Listening:
+    """Listen on the port that all replicas of this node share.
+
+    owner: what they have in common. Raises ConfigError if replicas of another owner listen there.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # The kernel hands each new connection to one of the replicas.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + BIND_S
+    # With SO_REUSEPORT two servers of one user could listen, and each request would go to one of
+    # the two. The one that starts looks at the port of its own node alone, so this node does, too.
+    name = Path(tempfile.gettempdir()) / f"raypipe-serve-{host}-{port}"
+    while not claim(name, owner):
+        if time.monotonic() > deadline:
+            sock.close()
+            raise ConfigError(
+                "The port cannot be used: another raypipe serve has it on this node",
+                got=f"{host}:{port} of {socket.gethostname()}",
+                fix="Set serve.port to another one, or end the other server",
+            )
+        time.sleep(0.2)
     while True:
         try:
             sock.bind((host, port))
@@ -246,4 +293,4 @@ def _listen(app: Any, host: str, port: int) -> _Listening:
             time.sleep(0.2)
     sock.listen(BACKLOG)
     sock.set_inheritable(False)
-    return _Listening(app, sock)
+    return _Listening(app, sock, drain_s)

@@ -31,6 +31,7 @@ import logging
 import os
 import socket
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -44,7 +45,7 @@ from raypipe.cluster import ray_private
 from raypipe.cluster.folder import require_shared
 from raypipe.cluster.resources import resources_by_node
 from raypipe.config import RunConfig
-from raypipe.errors import ClusterError, ConfigError, one_line
+from raypipe.errors import ClusterError, ConfigError, RaypipeError, one_line
 from raypipe.files import file_lock, in_name
 from raypipe.models.labels import Kind
 from raypipe.monitor.recorder import Keeping
@@ -54,13 +55,16 @@ from raypipe.registry.tracking import RegistryConfig
 from raypipe.registry.versions import ModelVersion
 from raypipe.serve.online import metrics, token
 from raypipe.serve.online.registry import Registry, pinned
-from raypipe.serve.online.replica import Replica, Setup
+from raypipe.serve.online.replica import Replica, Setup, grace_s
 from raypipe.serve.online.settings import ServeConfig
 from raypipe.serve.signals import Stop
 from raypipe.tables.address import resolve
 
 log = logging.getLogger("raypipe")
 LOOK_S = 1.0  # between two looks at what the replicas report
+SILENT_S = 10.0  # without any report, until it is said
+DELETE_LOOK_S = 0.2
+DELETED_S = 20.0  # for Ray Serve to forget an application whose replicas had their time to end
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answers. requests: the root of its request log."""
+    """A server that answers. name: of its application. requests: the root of its request log."""
 
     name: str
     address: str
@@ -88,6 +92,13 @@ class Server:
         """What each replica serves, and what it could not load."""
         reports: dict[str, Mapping[str, str]] = self.registry.reports.remote().result(timeout_s=30)
         return reports
+
+    def condition(self) -> str:
+        """What Ray Serve says of the server, on one line."""
+        try:
+            return _condition(self.name)
+        except Exception as e:
+            return f"Ray Serve does not answer: {one_line(e)}"
 
 
 def check(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Checked:
@@ -117,14 +128,17 @@ def running(
     registry: RegistryConfig,
     cfg: ServeConfig,
     keepings: tuple[Keeping, ...] = (),
+    stop: Stop | None = None,
 ) -> Iterator[Server]:
     """A server on the cluster that this process is connected to; it stops when the block ends.
 
     Running requests get their answers, and the request log is written. keepings: where each
-    replica keeps counts of its requests; on several nodes a place that all share.
+    replica keeps counts of its requests; on several nodes a place that all share. stop: what ends
+    the wait for replicas, which may be long where others hold the CPUs.
 
-    Raises what `check` does, ConfigError for a request log that other nodes do not share, and
-    ClusterError if the replicas have no room, or do not start.
+    Raises what `check` does, ConfigError for a request log that other nodes do not share,
+    ClusterError if the replicas have no room, or do not start, and RaypipeError if `stop` came
+    first.
     """
     from ray import serve
 
@@ -133,23 +147,17 @@ def running(
         setup = _setup(checked, run, cfg, cfg.port or _free_port(cfg.host), keepings)
         _require_room(cfg.replicas, setup.workers)
         name = f"raypipe-{setup.server}"
-        _start_serve()
-        # Ray Serve ends what it has begun only if it is told to.
+        # Ray Serve ends what it has begun only if it is told to: after Ctrl-C as after an error.
         try:
-            handle = serve.run(
-                _application(setup, run, registry), name=name, route_prefix=None, blocking=False
-            )
-        except Exception as e:
-            _delete(name)
-            raise _not_started(e) from e
-        try:
+            _start_serve()
+            handle = _deployed(_application(setup, run, registry), name, stop or Stop())
             host = f"[{cfg.host}]" if ":" in cfg.host else cfg.host
             desk = serve.get_deployment_handle("registry", name)
             asks = checked.token_digest is not None
             address = f"http://{host}:{setup.port}"
             yield Server(name, address, checked.model, setup.requests, asks, desk, handle)
         finally:
-            _delete(name)
+            _delete(name, grace_s(cfg))
             metrics.remove(setup.server)
 
 
@@ -192,10 +200,20 @@ def _setup(
 def wait(server: Server, say: Callable[[str], None], stop: Stop) -> None:
     """Until `stop` is set: tell what the replicas load and refuse."""
     told = {"champion": [str(server.model)]}
+    heard_at, is_silent = time.monotonic(), False
     while not stop.wait(LOOK_S):
+        reports: Mapping[str, Mapping[str, str]] = {}
         # A replica or the registry may be starting again.
         with suppress(Exception):
-            _tell(server.reports(), told, say)
+            reports = server.reports()
+            _tell(reports, told, say)
+        if reports:
+            if is_silent:
+                say("replicas: one answers again")
+            heard_at, is_silent = time.monotonic(), False
+        elif not is_silent and time.monotonic() - heard_at >= SILENT_S:
+            say(f"replicas: none answers any more. {server.condition()}")
+            is_silent = True
 
 
 def _application(setup: Setup, run: RunConfig, registry: RegistryConfig) -> Any:
@@ -218,7 +236,7 @@ def _application(setup: Setup, run: RunConfig, registry: RegistryConfig) -> Any:
     replicas = serve.deployment(Replica).options(
         name="replica",
         num_replicas=cfg.replicas,
-        graceful_shutdown_timeout_s=40,
+        graceful_shutdown_timeout_s=grace_s(cfg),
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=5,
         ray_actor_options={
@@ -251,21 +269,31 @@ def _workers(cfg: ServeConfig) -> int:
 def _require_room(replicas: int, cpus: int) -> None:
     """Raise ClusterError if the replicas do not fit: Ray Serve would wait without a word.
 
-    A cluster that others started may grow, so there it is only said.
+    A cluster that others started may grow, so there it is only said. It is said, too, where the
+    replicas would fit if others did not hold the CPUs.
     """
+    needed = f"serve.replicas={replicas}, with {cpus} CPUs each"
     nodes = [int(node.get("CPU", 0)) for node in resources_by_node()]
     fit = sum(have // cpus for have in nodes)
-    if fit >= replicas:
+    if fit < replicas:
+        error = ClusterError(
+            "The cluster has no room for the replicas",
+            got=needed,
+            rule=f"There is room for {fit}: its nodes have {', '.join(map(str, nodes))} CPUs",
+            fix="Set serve.replicas or serve.cpus lower",
+        )
+        if ray_private.own_processes(["raylet"]) is not None:
+            raise error
+        log.warning("%s Unless it grows, the server waits", error)
         return
-    error = ClusterError(
-        "The cluster has no room for the replicas",
-        got=f"serve.replicas={replicas}, with {cpus} CPUs each",
-        rule=f"There is room for {fit}: its nodes have {', '.join(map(str, nodes))} CPUs",
-        fix="Set serve.replicas or serve.cpus lower",
-    )
-    if ray_private.own_processes(["raylet"]) is not None:
-        raise error
-    log.warning("%s Unless it grows, the server waits", error)
+    free = [int(node.get("CPU", 0)) for node in ray_private.free_resources().values()]
+    if sum(have // cpus for have in free) < replicas:
+        log.warning(
+            "Others hold CPUs of the cluster, and the server waits for room: %s; free on its "
+            "nodes: %s. SIGTERM or Ctrl-C ends the wait",
+            needed,
+            ", ".join(map(str, free)),
+        )
 
 
 def _start_serve() -> None:
@@ -277,12 +305,67 @@ def _start_serve() -> None:
     serve.start(proxy_location="Disabled")
 
 
-def _delete(name: str) -> None:
+def _deployed(application: Any, name: str, stop: Stop) -> Any:
+    """A handle of the application, when all its replicas run.
+
+    Raises ClusterError if they do not start, and RaypipeError if `stop` is set before.
+    """
+    from ray import serve
+
+    # `serve.run` would wait by itself, for ever where there is no room, and hear no signal.
+    target = serve.RunTarget(application, name=name, route_prefix=None)
+    try:
+        (handle,) = serve.run_many(
+            [target],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        while not stop.wait(LOOK_S):
+            status = _status(name)
+            if status == "RUNNING":
+                return handle
+            if status in ("", "DEPLOY_FAILED"):
+                raise _not_started(_condition(name))
+    except ClusterError:
+        raise
+    except Exception as e:
+        raise _not_started(one_line(e)) from e
+    raise RaypipeError(
+        "The server was asked to end before its replicas had started", got=_condition(name)
+    )
+
+
+def _status(name: str) -> str:
+    """Ray Serve's word for the state of an application; "" for one that it does not know."""
+    from ray import serve
+
+    found = serve.status().applications.get(name)
+    return "" if found is None else found.status.value
+
+
+def _condition(name: str) -> str:
+    """The state of an application, and why, in Ray Serve's words on one line."""
+    from ray import serve
+
+    found = serve.status().applications.get(name)
+    if found is None:
+        return "Ray Serve knows it no more: others have ended it"
+    # A deployment says more than the application. Of a traceback, the last line is the error.
+    said = [each.message for each in found.deployments.values() if each.message] or [found.message]
+    lasts = [text.strip().splitlines()[-1] for text in said if text.strip()]
+    return one_line("; ".join([found.status.value, *lasts]))
+
+
+def _delete(name: str, within_s: float) -> None:
     """End the replicas with grace, and Ray Serve too if it has nothing else to do."""
     from ray import serve
 
     with suppress(Exception):
-        serve.delete(name)
+        serve.delete(name, _blocking=False)
+        until = time.monotonic() + within_s + DELETED_S
+        while _status(name) and time.monotonic() < until:
+            ray_private.end_waiting_replicas(name)
+            time.sleep(DELETE_LOOK_S)
     with suppress(Exception):
         if not serve.status().applications:
             serve.shutdown()
@@ -377,9 +460,9 @@ def _bound(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _not_started(error: Exception) -> ClusterError:
+def _not_started(why: str) -> ClusterError:
     return ClusterError(
-        f"The server did not start: {one_line(error)}",
+        f"The server did not start: {why}",
         rule="Each replica needs its CPUs, and the model of its alias",
         fix="Set serve.cpus or serve.replicas lower, or see Ray's logs in "
         "/tmp/ray/session_latest/logs/serve",

@@ -66,7 +66,7 @@ class ServeConfig(Section):
 
     rate: float | None = Field(default=None, gt=0)
     """Requests per second that one client address may send to a replica; bursts may be twice as
-    many. More get 429. null: no limit."""
+    many. More get 429. Behind a proxy all clients have the proxy's address. null: no limit."""
 
     queue: int = Field(default=256, ge=1)
     """Requests that a replica accepts at a time; more get 503 at once."""
@@ -75,7 +75,8 @@ class ServeConfig(Section):
     """Memory for the bodies of these requests, in MiB; if it is full, more get 503."""
 
     timeout_s: float = Field(default=30, gt=0)
-    """Seconds until a request is refused: 408 while its body arrives, 503 while it waits."""
+    """Seconds until a request is refused: 408 while its body arrives, 503 while it waits. A server
+    that stops waits as long for running requests."""
 
     follow_s: float = Field(default=2, gt=0)
     """Seconds between two readings of the alias."""
