@@ -244,7 +244,7 @@ class _Ingest:
             return version, 0, 0
         opened = ImageTable(self.uri, storage_options=self.options)
         why = commit_properties(f"relabel by ingest {self.cfg.name}", self.lineage)
-        after, relabelled, removed = relabel.apply(opened, self.labels, self.cfg.name, why)
+        after, relabelled, removed = relabel.apply(opened, self.labels, why)
         return (after, relabelled, removed) if relabelled else (version, 0, 0)
 
 
