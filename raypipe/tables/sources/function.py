@@ -31,8 +31,9 @@ def rows(
 ) -> tuple[Path, list[Row]]:
     """(the folder of the images, the rows whose columns have the values of `where`).
 
-    label: the column of labels. A condition on it finds a class in each of its spellings. Raises DataError for a function that cannot be imported or called, returns something else, or
-    has rows without one of the columns.
+    label: the column of labels. A condition on it finds a class in each of its spellings. Raises
+    DataError for a function that cannot be imported or called, returns something else, or has rows
+    without one of the columns.
     """
     folder, found = _call(_function(name), name)
     wanted = {column: _texts(values, column == label) for column, values in where.items()}
