@@ -104,11 +104,8 @@ def spellings(text: str) -> list[str]:
     class_name = name(text).text
     if class_name is None:
         return [text]
-    # macOS writes accents as marks of their own, and tags have no order.
+    # macOS writes accents as marks of their own.
     same = [text, class_name, unicodedata.normalize("NFD", class_name)]
-    if BAR in class_name:
-        tags = _tags(class_name).text
-        same += [tags] if tags else []
     if _WHOLE.fullmatch(f"{class_name}.0"):
         same.append(f"{class_name}.0")
     if class_name == "0":

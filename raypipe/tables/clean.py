@@ -33,7 +33,7 @@ from raypipe.cluster.sidecars import build
 from raypipe.config import Section, key_of
 from raypipe.errors import DataError
 from raypipe.images.decode import BadImage, decode, encode_png
-from raypipe.tables import constraints, rewrite, scan, tags, verdicts
+from raypipe.tables import cleaned, constraints, rewrite, scan, tags, verdicts
 from raypipe.tables.changes import Place
 from raypipe.tables.fastdup_sidecar import LEAST
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
@@ -131,7 +131,12 @@ def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
     # Judge the version, unless an earlier run with the same policy has.
     rows = verdicts.read(table.uri, raw, policy, options)
     # A table that was moved since names its files otherwise.
-    if rows is None or any(row["file"] not in files for row in rows):
+    if rows is not None and any(row["file"] not in files for row in rows):
+        rows = None
+    why = f"clean {policy} of v{raw.version}"
+    if cfg.drop and (rows is None or any(row["dropped"] for row in rows)):
+        _require_same_rows(table, raw, why)
+    if rows is None:
         rows = _judge(table, raw, source, cfg)
         verdicts.write(table.uri, raw, policy, rules(cfg), rows, images, options)
 
@@ -144,10 +149,30 @@ def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
             got=dict(Counter(row["verdict"] for row in dropped)),
             fix="Loosen the limits in clean, or shorten clean.drop",
         )
-    version = rewrite.drop(table, raw, places, f"clean {policy} of v{raw.version}")
+    version = rewrite.drop(table, raw, places, why)
     table.tag(cfg.tag, version.version, move=True)
     counts = Counter(row["verdict"] for row in rows)
     return CleanResult(raw, version, policy, images, len(places), dict(counts))
+
+
+def _require_same_rows(table: ImageTable, raw: TableVersion, why: str) -> None:
+    """Raise DataError if rows could not be dropped because others came or went since `raw`, and no
+    commit says `why`. Asked before an hour of looking at images.
+    """
+    _, since = table.commits(after=raw.version)
+    if any(entry.get("raypipe") == why for entry in since):
+        return
+    changing = [entry for entry in since if entry["changes"]]
+    made = cleaned.CLEAN.fullmatch(str(changing[-1].get("raypipe", ""))) if changing else None
+    if made is not None and int(made[2]) == raw.version:
+        raise DataError(
+            f"{raw} was cleaned before, with other limits or of other rows",
+            got=f"version {changing[-1]['version']}, without what was dropped then",
+            rule="A version is cleaned once; what is left is judged by cleaning the newest version",
+            fix="Leave table.version out. For images that only the other limits dropped, run "
+            "raypipe ingest with these limits first: it adds them again",
+        )
+    rewrite.require_same_rows(table, raw, since)
 
 
 def rules(cfg: CleanConfig) -> str:

@@ -17,7 +17,7 @@ from raypipe.tables.address import resolve
 from raypipe.tables.table import ImageTable, TableVersion
 
 LOOKED_AT = 100  # commits before the version; a log may have 100,000
-_CLEAN = re.compile(r"clean (\w+) of v(\d+)")
+CLEAN = re.compile(r"clean (\w+) of v(\d+)")  # what a commit of `raypipe clean` says
 State = Literal["cleaned", "judged", "not cleaned", "unknown"]
 
 
@@ -97,7 +97,7 @@ def _of(table: ImageTable, version: TableVersion) -> Cleaning:
         why = f"The newest {LOOKED_AT} commits that the log still has changed no row"
         return Cleaning("unknown", source=why)
     last = changing[0]
-    made = _CLEAN.fullmatch(str(last.get("raypipe", "")))
+    made = CLEAN.fullmatch(str(last.get("raypipe", "")))
     if made is not None:
         judged = replace(version, version=int(made[2]))
         where = f"{table.uri}, commit {last['version']}, and {verdicts.uri_of(table.uri)}"

@@ -7,7 +7,9 @@ no error. As values, 1, 01 and 1.0 are one number; 2026-11-01, 2026-11-01T00:00:
 
 A column of texts is compared as text, as every engine does: lots 1, 01 and 1.0 may be three lots.
 But a label is a class, and reports call the label "1.0" the class 1 (models/labels.py): so a
-condition on the column of labels finds every spelling of its class.
+condition on the column of labels finds every spelling of its class. Several tags, like a|b, have
+too many spellings to list: b|a, `a | b` and a|b|a are the same tags. So they are marked (Tags), and
+the texts of the column are read as tags.
 """
 
 from __future__ import annotations
@@ -26,6 +28,10 @@ from raypipe.tables import names
 Where = dict[str, str | list[str]]
 LONGEST = 40  # digits of a whole number
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
+
+
+class Tags(str):
+    """Tags that a column of texts is searched for, as `labels` writes them: a|b."""
 
 
 def is_listed(kind: pa.DataType) -> bool:
@@ -51,9 +57,12 @@ def both(first: Where, second: Where, schema: pa.Schema, label: str = "") -> Whe
     for name in first.keys() & second.keys():
         kind = schema.field(name).type
         allowed = values(_listed(first[name]), kind, name).to_pylist()
-        texts = _listed(second[name])
-        wanted = values(texts, kind, name).to_pylist()
-        joined[name] = [text for text, value in zip(texts, wanted, strict=True) if value in allowed]
+        kept = []
+        for text in _listed(second[name]):
+            meant = _listed(by_class({name: text}, schema, label)[name])
+            if any(value in allowed for value in values(meant, kind, name).to_pylist()):
+                kept.append(text)
+        joined[name] = kept
     return joined
 
 
@@ -108,7 +117,9 @@ def values(texts: list[str], kind: pa.DataType, name: str) -> pa.Array:
 
 
 def by_class(where: Where, schema: pa.Schema, label: str) -> Where:
-    """`where` with each spelling of the classes that it wants of a text column `label`."""
+    """`where` with each spelling of the classes that it wants of a text column `label`, and with
+    Tags for several tags.
+    """
     if label not in where or label not in schema.names:
         return where
     kind = schema.field(label).type
@@ -116,8 +127,25 @@ def by_class(where: Where, schema: pa.Schema, label: str) -> Where:
         kind = kind.value_type
     if not _is_text(kind):
         return where
-    texts = [same for text in _listed(where[label]) for same in labels.spellings(text)]
+    texts = [same for text in _listed(where[label]) for same in spelled(text)]
     return {**where, label: list(dict.fromkeys(texts))}
+
+
+def spelled(text: str) -> list[str]:
+    """The texts of a wanted class, or the wanted tags as Tags."""
+    if isinstance(text, Tags):
+        return [text]
+    tags = labels.read("multi_label", text).text if labels.BAR in text else None
+    return [Tags(tags)] if tags else labels.spellings(text)
+
+
+def with_tags(wanted: list[str], found: list[str | None]) -> list[str]:
+    """`wanted`, and those of the texts `found` that mean some Tags of it."""
+    tags = {text for text in wanted if isinstance(text, Tags)}
+    if not tags:
+        return wanted
+    same = [text for text in found if labels.read("multi_label", text).text in tags]
+    return [*wanted, *(text for text in same if text is not None)]
 
 
 def as_text(where: Where, schema: pa.Schema, columns: set[str]) -> Where:
@@ -128,6 +156,9 @@ def as_text(where: Where, schema: pa.Schema, columns: set[str]) -> Where:
     rewritten = dict(where)
     for name in columns & set(where):
         kind = schema.field(name).type
+        # Texts stay as they are. Tags, which are texts too, would become plain ones.
+        if _is_text(kind):
+            continue
         parsed = values(_listed(where[name]), kind, name)
         texts = names.text(parsed).to_pylist()
         # A label is a list of tags whatever their type: [2, 1] is the label 1|2.

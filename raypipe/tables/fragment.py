@@ -37,7 +37,7 @@ from raypipe import stores
 from raypipe.errors import DataError
 from raypipe.tables import conditions, names, storage
 from raypipe.tables.casting import conform
-from raypipe.tables.conditions import Where, is_listed, is_tags
+from raypipe.tables.conditions import Tags, Where, is_listed, is_tags
 from raypipe.tables.pages import Chunk
 
 Options = dict[str, str] | None
@@ -228,6 +228,9 @@ def matches(
     Raises DataError for a text that the type cannot hold.
     """
     texts = [wanted] if isinstance(wanted, str) else wanted
+    # A million rows have few different labels: each is read once.
+    if any(isinstance(text, Tags) for text in texts):
+        texts = conditions.with_tags(texts, pc.unique(values).to_pylist())
     options = conditions.values(texts, values.type, name)
     # A list is compared as the text a|b. Tags have no order; numbers, like a place, have one.
     if is_tags(values.type):

@@ -244,7 +244,7 @@ class _Ingest:
             return version, 0, 0
         opened = ImageTable(self.uri, storage_options=self.options)
         why = commit_properties(f"relabel by ingest {self.cfg.name}", self.lineage)
-        after, relabelled, removed = relabel.apply(opened, self.labels, self.cfg.name, why)
+        after, relabelled, removed = relabel.apply(opened, self.labels, why)
         return (after, relabelled, removed) if relabelled else (version, 0, 0)
 
 
@@ -309,8 +309,8 @@ def _refuse_gaps(cfg: IngestConfig, drawn: split.Placed, placed: split.Placed) -
 
 
 def _warn(cfg: IngestConfig, state: State, counts: Counts) -> None:
-    """Log gaps that may be chance or a small table, images that a full group refused, and images of
-    which a part is read.
+    """Log gaps that may be chance or a small table, images that have look-alikes in another split,
+    and images of which a part is read.
     """
     gaps = split.missing(state.drawn, state.placed, cfg.splits)
     if gaps:
@@ -323,6 +323,12 @@ def _warn(cfg: IngestConfig, state: State, counts: Counts) -> None:
             "%d images look like many others (more than half a split): their splits are drawn "
             "one by one, so an image may have a look-alike in another split",
             state.groups.refused,
+        )
+    if counts.between:
+        log.warning(
+            "%d images look like images of two splits: each is in the split of the nearest one, "
+            "so it has a look-alike in another split",
+            counts.between,
         )
     if counts.more:
         log.warning(

@@ -37,7 +37,7 @@ class IngestConfig(Section):
 
     near_bits: int = Field(default=12, ge=0, lt=16)
     """Images whose perceptual hashes differ in at most this number of 256 bits go to one split. 0:
-    only equal hashes.
+    only equal hashes. An image that looks like images of two splits goes to that of the nearest.
     """
 
     formats: tuple[decode.Format, ...] = Field(default=decode.FORMATS, min_length=1)

@@ -42,6 +42,8 @@ class Counts:
     returned: int = 0
     # Of the added images: their files have further pages or frames.
     more: int = 0
+    # Of the added images: they look like images of a group in another split, too.
+    between: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     splits: Counter[str] = field(default_factory=Counter)
     # Images of `splits` whose split was drawn, because the source did not give it.
@@ -235,11 +237,16 @@ def decide(batch: list[pa.Table], cfg: IngestConfig, state: State) -> Decision:
                 # one.
                 label, given = row["label"], row["given"]
                 fresh.add(image_id)
-                group = state.groups.join(image_id, bytes.fromhex(row["look"]))
+                look = bytes.fromhex(row["look"])
+                group = state.groups.join(image_id, look)
                 known_split = state.split_of.get(group) or split_of.get(group)
                 chosen = given or known_split or _draw(group, label, cfg, strata)
                 if known_split is None:
                     split_of[group] = chosen
+                # A split that the source gives is its own choice.
+                others = [] if given else state.groups.between.get(look, [])
+                splits = {state.split_of.get(one) or split_of.get(one) for one in others}
+                counts.between += bool(splits - {None, chosen})
                 if strata:
                     strata.add(group, label, chosen)
 

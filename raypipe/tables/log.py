@@ -26,7 +26,7 @@ from raypipe import stores
 from raypipe.errors import DataError, nearest
 from raypipe.tables import conditions, protocol, storage
 from raypipe.tables.casting import FIELD_ID, PARQUET_FIELD_ID, PHYSICAL_NAME, position
-from raypipe.tables.conditions import Where
+from raypipe.tables.conditions import Tags, Where
 from raypipe.tables.footer import Footer
 from raypipe.tables.fragment import Fragment, file_name, matches, with_fields
 
@@ -299,7 +299,9 @@ def _overlaps(
     Only strings, whole numbers and dates are compared: their order in the statistics is certain.
     """
     is_ordered = pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind)
-    if not is_ordered or low.type != kind:
+    # Tags may be written as b|a, which lies elsewhere than a|b.
+    has_tags = any(isinstance(text, Tags) for text in texts)
+    if not is_ordered or has_tags or low.type != kind:
         return np.ones(len(low), bool)
 
     overlap_N = np.zeros(len(low), bool)

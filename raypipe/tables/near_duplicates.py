@@ -6,6 +6,9 @@ a group (column `family`) is the image_id of its first image.
 
 A perceptual hash sees no difference between smooth surfaces: 1,000 gradients became one group, all
 of it in `test`. So a group has a largest size.
+
+Looking alike is not transitive: an image may look like images of two groups, which may have got
+different splits before it came. It joins the nearest one, and `between` names the others.
 """
 
 from __future__ import annotations
@@ -56,6 +59,8 @@ class Groups:
         self._some_full = False
         # Images that look like a group which had no room.
         self.refused = 0
+        # hash -> the other groups that its image looked like when it came
+        self.between: dict[bytes, list[str]] = {}
         # group id -> number of images
         self._images: Counter[str] = Counter()
         # The indexed hashes, numbered: hash -> number, number -> group id, number -> bytes (32, in
@@ -82,12 +87,14 @@ class Groups:
         """
         given = group
         if given is None or (given == image_id and self._some_full):
-            nearest = self._nearest(phash)
-            if nearest is not None and self.full(nearest):
+            alike = self._alike(phash)
+            if alike and self.full(alike[0]):
                 self.refused += given is None
                 # Not indexed: later images must not gather around this one.
                 return given or image_id
-            group = given or nearest or image_id
+            if given is None and len(alike) > 1:
+                self.between[phash] = alike[1:]
+            group = given or (alike[0] if alike else image_id)
         assert group is not None
         self._images[group] += 1
         self._some_full |= self.full(group)
@@ -95,26 +102,27 @@ class Groups:
             self._add(phash, group)
         return group
 
-    def _nearest(self, phash: bytes) -> str | None:
-        """The group of the nearest indexed hash; None if that differs in more than `max_bits`."""
+    def _alike(self, phash: bytes) -> list[str]:
+        """The groups with an indexed hash that differs in at most `max_bits`, the nearest first.
+        For a hash that is indexed itself, only its own.
+        """
         same = self._number.get(phash)
         if same is not None:
-            return self._groups[same]
+            return [self._groups[same]]
         candidates: set[int] = set()
         for key in self._keys(phash):
             if key in self._index:
                 candidates.add(self._index[key])
                 candidates.update(self._others.get(key, ()))
         if not candidates:
-            return None
+            return []
         # In order, so that of equally near hashes the first one wins.
         numbers = sorted(candidates)
         wanted = np.frombuffer(phash, np.uint8)
         bits = measure.hamming(wanted, self._hashes_NB[numbers])
-        best = int(bits.argmin())
-        if bits[best] > self._max_bits:
-            return None
-        return self._groups[numbers[best]]
+        near = np.flatnonzero(bits <= self._max_bits)
+        near = near[bits[near].argsort(kind="stable")]
+        return list(dict.fromkeys(self._groups[numbers[i]] for i in near.tolist()))
 
     def _add(self, phash: bytes, group: str) -> None:
         """Index a hash that is not indexed yet."""

@@ -7,8 +7,10 @@ rows. `raypipe table diff` lists each of them. The row keeps its id and its spli
 stays a test image whatever its label. An ingest without a label changes nothing.
 
 One ingest may give an image two labels. Then neither is used: files that disagree with the first
-one go to the quarantine, and the image loses its label, unless that label is from another source.
-When the source no longer contradicts itself, the next ingest labels the image.
+one go to the quarantine. If the table's label is one of these labels, the image loses it, whoever
+gave it: a row says which source added it, not which one labelled it. Any other label stays, because
+a contradiction says nothing against it. When the source no longer contradicts itself, the next
+ingest labels the image.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class Labels:
     def __init__(self) -> None:
         # image_id -> the first label, and the path of the file that has it
         self._first: dict[str, tuple[str, str]] = {}
-        self._contested: set[str] = set()
+        # image_id -> all its labels, of an image with several
+        self._contested: dict[str, set[str]] = {}
 
     def add(self, batch: list[pa.Table]) -> list[pa.Table]:
         """Note the labels of a verified batch, and return the batch with them.
@@ -56,12 +59,11 @@ class Labels:
             return None
         return self._first[image_id][0]
 
-    def changes(self, row: dict[str, Any], source: str) -> bool:
-        """Does this ingest, named `source`, change the label of this row of the table?"""
+    def changes(self, row: dict[str, Any]) -> bool:
+        """Does this ingest change the label of this row of the table?"""
         image_id, label = row["image_id"], row["label"]
         if image_id in self._contested:
-            # Only a label from this source is taken away.
-            return label is not None and row["source"] == source
+            return label in self._contested[image_id]
         if image_id not in self._first:
             return False
         return bool(label != self._first[image_id][0])
@@ -83,7 +85,7 @@ class Labels:
                 continue
             first, where = self._first.setdefault(image_id, (label, path))
             if first != label:
-                self._contested.add(image_id)
+                self._contested.setdefault(image_id, {first}).add(label)
                 details[i] = (
                     f"{REASON}: {path} says {label!r}, and {where}, the same image, says {first!r}"
                 )
@@ -112,7 +114,7 @@ class Labels:
 
 
 def apply(
-    table: ImageTable, labels: Labels, source: str, why: CommitProperties
+    table: ImageTable, labels: Labels, why: CommitProperties
 ) -> tuple[TableVersion, int, int]:
     """Give the table's rows the labels of this ingest, in one commit: the newest version, how many
     rows changed, and how many of them lost their label.
@@ -122,7 +124,7 @@ def apply(
     for _ in range(retries.ATTEMPTS):
         base = table.delta()
         pinned = TableVersion(table.uri, base.version())
-        changes, rows = _changes(table, pinned, labels, source)
+        changes, rows = _changes(table, pinned, labels)
         if not rows:
             return pinned, 0, 0
         try:
@@ -135,7 +137,7 @@ def apply(
 
 
 def _changes(
-    table: ImageTable, pinned: TableVersion, labels: Labels, source: str
+    table: ImageTable, pinned: TableVersion, labels: Labels
 ) -> tuple[dict[str, Change], int]:
     """The rows of this version whose label changes, by file, and how many they are."""
     changes: dict[str, Change] = {}
@@ -143,11 +145,11 @@ def _changes(
     ids = labels.ids
     if not len(ids):
         return changes, changed
-    rows = rewrite.places(table, pinned, ["image_id", "label", "source"])
+    rows = rewrite.places(table, pinned, ["image_id", "label"])
     rows = rows.filter(pc.is_in(rows["image_id"], value_set=ids))
     for batch in rows.to_batches(max_chunksize=ROWS_AT_A_TIME):
         for row in batch.to_pylist():
-            if not labels.changes(row, source):
+            if not labels.changes(row):
                 continue
             change = changes.setdefault(row["file"], Change())
             new_labels = change.values.setdefault("label", {})

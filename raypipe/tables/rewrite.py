@@ -26,6 +26,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -91,15 +92,7 @@ def drop(table: ImageTable, pinned: TableVersion, rows: Iterable[Place], why: st
             return TableVersion(table.uri, min(done))
         if not wanted:
             return pinned
-        foreign = [entry for entry in since if entry["changes"]]
-        if foreign:
-            oldest = foreign[-1]
-            raise DataError(
-                f"{table.uri} has changed since version {pinned.version}",
-                got=f"{oldest['operation'] or 'a commit'} in version {oldest['version']}",
-                rule="Rows that came later were not judged",
-                fix="Pin the newest version and run again",
-            )
+        require_same_rows(table, pinned, since)
 
         # Nothing that changed a row. Compactions may have moved rows to other files.
         changes: dict[str, Change] = defaultdict(Change)
@@ -111,6 +104,19 @@ def drop(table: ImageTable, pinned: TableVersion, rows: Iterable[Place], why: st
         except Moved:
             continue  # perhaps only a tag: look at the new commits
     raise retries.busy(table.uri)
+
+
+def require_same_rows(table: ImageTable, pinned: TableVersion, since: list[dict[str, Any]]) -> None:
+    """Raise DataError if one of these commits since `pinned` (newest first) changed a row."""
+    foreign = [entry for entry in since if entry["changes"]]
+    if foreign:
+        oldest = foreign[-1]
+        raise DataError(
+            f"{table.uri} has changed since version {pinned.version}",
+            got=f"{oldest['operation'] or 'a commit'} in version {oldest['version']}",
+            rule="Rows that came later were not judged",
+            fix="Pin the newest version and run again",
+        )
 
 
 def commit(table: ImageTable, base: DeltaTable, changes: Changes, why: CommitProperties) -> int:

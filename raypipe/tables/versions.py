@@ -272,7 +272,7 @@ def vacuum(table: ImageTable, keep_hours: int | None = None, delete: bool = Fals
     # of deletion vectors among these, so tables with deletion vectors get the other mode.
     full = "deletionVectors" not in (delta.protocol().reader_features or ())
 
-    def run(keep_versions: list[int], dry_run: bool) -> list[str]:
+    def run(keep_versions: list[int], dry_run: bool, **more: Any) -> list[str]:
         settings: dict[str, Any] = {
             "retention_hours": keep_hours,
             "full": full,
@@ -280,11 +280,13 @@ def vacuum(table: ImageTable, keep_hours: int | None = None, delete: bool = Fals
             "dry_run": dry_run,
             "commit_properties": commit_properties("vacuum"),
         }
-        return _call_deltalake(table, "vacuumed", lambda: delta.vacuum(**settings))
+        return _call_deltalake(table, "vacuumed", lambda: delta.vacuum(**settings | more))
 
     # A dry run per tag tells how many files this tag alone would keep.
     unprotected = set(run([], dry_run=True))
-    inner = sorted(path for path in unprotected if "/_delta_log/" in path)
+    # A table inside is found by its log, which may be younger than files of it that would go.
+    of_any_age = {"retention_hours": 0, "enforce_retention_duration": False}
+    inner = sorted(path for path in run([], dry_run=True, **of_any_age) if "/_delta_log/" in path)
     if inner:
         raise DataError(
             "Another table lies inside of this one",

@@ -27,6 +27,7 @@ from raypipe.tables.table import Columns, ImageTable, TableConfig, append
 pytestmark = pytest.mark.usefixtures("ray_session")
 Draw = Callable[..., bytes]
 DISTINCT = 40
+ROW = ["image_id", "split", "image"]
 
 
 def png(image: Image.Image, **how: Any) -> bytes:
@@ -186,6 +187,34 @@ def test_a_table_that_gained_rows_since_is_refused(tmp_path: Path, textured: Dra
     done = clean(source.model_copy(update={"version": None}), CleanConfig())
     assert done.counts == {"broken": 2}
     assert ids(source.uri) == {named(textured(1)), named(textured(2)), "later"}
+
+
+@pytest.mark.parametrize("change", ["cleaned", "appended"])
+def test_a_version_that_cannot_be_cleaned_any_more_is_refused_before_it_is_judged(
+    change: str, tmp_path: Path, textured: Draw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour of looking at images, and then "OVERWRITE in version 1": it was our own commit."""
+    source = make(tmp_path / "cells", [textured(1), textured(2), b"no image"])
+    other = CleanConfig(dark=9.0)
+    if change == "cleaned":
+        assert clean(source, other).dropped == 1
+        says = r"@v0 was cleaned before, with other limits.*version 1.*Leave table\.version out"
+    else:
+        append(
+            source.uri, scan.rows(ImageTable(source.uri), ImageTable(source.uri).pin(), ROW), "x"
+        )
+        says = r"has changed since version 0 .*Pin the newest"
+    judged: list[object] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(room, "_judge", judged.append)
+        with pytest.raises(DataError, match=says):
+            clean(source, CleanConfig())
+    assert judged == []
+    # Who drops nothing may look at any version, and what is done is done.
+    assert clean(source, CleanConfig(drop=(), tag="seen")).counts == {"broken": 1}
+    if change == "cleaned":
+        assert clean(source, other).dropped == 1
+        assert clean(source.model_copy(update={"version": None}), CleanConfig()).dropped == 0
 
 
 def test_a_table_whose_rows_may_not_be_dropped_is_named_before_it_is_judged(
@@ -352,7 +381,8 @@ def test_a_row_that_comes_between_reading_and_dropping_is_never_under_the_tag(
 ) -> None:
     """Somebody appends after the log was looked at and before the rows are dropped."""
     source = make(tmp_path / "cells", [textured(1), b"no image"])
-    looked, late = ImageTable.commits, iter([b"unjudged"])
+    # The first look is before the images are judged.
+    looked, late = ImageTable.commits, iter([None, b"unjudged"])
 
     def commits(table: ImageTable, after: int = -1) -> Any:
         found = looked(table, after)
@@ -378,7 +408,7 @@ def test_a_tag_that_comes_in_between_stops_nothing(
     tmp_path: Path, textured: Draw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = make(tmp_path / "cells", [textured(1), b"no image"])
-    looked, late = ImageTable.commits, iter(["theirs"])
+    looked, late = ImageTable.commits, iter([None, "theirs"])
 
     def commits(table: ImageTable, after: int = -1) -> Any:
         found = looked(table, after)

@@ -22,6 +22,9 @@ def all(): return HERE / "photos", ROWS
 ODD = [["b", "a"], 1.0, True, None]
 def odd(): return HERE / "photos", [
     {"file": f"{i}.png", "label": "a", "x": x} for i, x in enumerate(ODD)]
+SPELLED = ["1", "1.0", "b|a", "a | b"]
+def spelled(): return HERE / "photos", [
+    {"file": f"{i}.png", "label": x, "x": x} for i, x in enumerate(SPELLED)]
 def missing(): return HERE / "photos", [*ROWS, {"file": "9.png", "label": "a", "site": 0}]
 def outside(): return HERE / "photos", [{"file": "../secret.png", "label": "a", "site": 0}]
 def twice(): return HERE / "photos", [*ROWS, {"file": "0.png", "label": "b", "site": 0}]
@@ -80,6 +83,17 @@ def test_a_condition_means_what_it_means_in_a_table(
         assert "nothing to ingest" in str(e)
         found = []
     assert [path for path, _ in found] == files
+
+
+def test_a_condition_on_labels_finds_each_spelling_of_a_class(source: Any) -> None:
+    """As `table.where` does; other texts are compared as they are."""
+
+    def found(**where: str) -> list[str]:
+        return [path for path, _ in source("spelled", where=where)]
+
+    assert found(label="1") == found(label="1.0") == ["0.png", "1.png"]
+    assert found(label="a|b") == found(label="b|a") == ["2.png", "3.png"]
+    assert (found(x="1.0"), found(x="b|a")) == (["1.png"], ["2.png"])
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -102,6 +103,47 @@ def test_an_image_in_another_split_stays_and_is_counted(table: TableConfig, fold
     assert (done.present, done.other_split, done.dropped) == (6, 1, 0)
     opened = ImageTable(table.uri)
     assert set(scan.rows(opened, opened.pin(), ["split"])["split"].to_pylist()) == {"train"}
+
+
+def stepped(bits: np.ndarray, grey: int) -> Image.Image:
+    """A picture whose perceptual hash has these (16, 16) bits: is the right neighbour brighter?"""
+    steps = np.where(bits, 7, -7).cumsum(axis=1)
+    cells = grey + np.concatenate([np.zeros((16, 1), int), steps], axis=1)
+    return Image.fromarray(cells.astype(np.uint8).repeat(4, axis=0).repeat(4, axis=1))
+
+
+@pytest.mark.parametrize(
+    ("split", "near_bits", "told"), [("test", 12, 2), ("train", 12, 0), ("test", 0, 0)]
+)
+def test_images_with_look_alikes_in_two_splits_are_told(
+    split: str,
+    near_bits: int,
+    told: int,
+    table: TableConfig,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They were in training and looked like test images, and nothing said so."""
+    folder = tmp_path / "stepped"
+    folder.mkdir()
+    bits = np.random.default_rng(1).random((16, 16)) < 0.5
+    for name, flips in (("0.png", 0), ("1.png", 20), ("2.png", 9), ("3.png", 9)):
+        changed = bits.copy()
+        changed.reshape(-1)[:flips] ^= True
+        stepped(changed, 120 + int(name[0])).save(folder / name)
+    given = ["0.png,a,train", f"1.png,a,{split}"]
+    assert take(table, folder, [*given, "2.png,a,", "3.png,a,"], near_bits=near_bits).accepted == 4
+    assert (f"{told} images look like images of two splits" in caplog.text) == bool(told)
+    assert ("of two splits" in caplog.text) == bool(told)
+    rows = scan.rows(ImageTable(table.uri), ImageTable(table.uri).pin(), ["path", "split"])
+    splits = {row["path"]: row["split"] for row in rows.to_pylist()}
+    if near_bits:
+        assert (splits["2.png"], splits["3.png"]) == ("train", "train")
+    # The source's own choice is nobody's mistake.
+    caplog.clear()
+    other = TableConfig(uri=f"{table.uri}-2")
+    take(other, folder, [*given, "2.png,a,test", "3.png,a,train"], near_bits=near_bits)
+    assert "of two splits" not in caplog.text
 
 
 def test_labels_that_an_ingest_takes_away_are_counted(table: TableConfig, folder: Path) -> None:

@@ -29,6 +29,7 @@ from raypipe.tables.prepare import run
 from raypipe.tables.prepare.run import PrepareResult, prepare
 from raypipe.tables.prepare.staged import FOLDER
 from raypipe.tables.table import Columns, ImageTable, TableConfig, append
+from tests.tables import handmade as by_hand
 from tests.tables.prepared_rows import rows_of as read
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -165,6 +166,82 @@ def test_what_was_appended_is_added_and_the_rest_needs_full(
         with pytest.raises(DataError, match="prepared from") as refused:
             prepare(source, dst, shape)
         assert "--full" in refused.value.fix
+
+
+def test_full_makes_again_only_what_cannot_be_brought_up(
+    two_hundred: list[bytes], tmp_path: Path
+) -> None:
+    """A nightly job passes --full always, and made every image again each night."""
+    uri, dst = str(tmp_path / "src"), str(tmp_path / "dst")
+    append(uri, rows(list(two_hundred[:20])), "one")
+    source = TableConfig(uri=uri, columns=Columns(id="nr"))
+    assert prepare(source, dst, Shape(SIDE), full=True).made == 20
+    again = prepare(source, dst, Shape(SIDE), full=True)
+    assert (again.made, again.rows) == (0, 20)
+    append(uri, rows(list(two_hundred[20:27]), 20), "more")
+    more = prepare(source, dst, Shape(SIDE), full=True)
+    assert (more.made, more.rows) == (7, 27)
+    assert [row["nr"] for row in read(dst)] == list(range(27))
+    DeltaTable(uri).delete("nr = 3")
+    assert prepare(source, dst, Shape(SIDE), full=True).made == 26
+    # What no --full can mend is refused with it, too.
+    with pytest.raises(DataError, match="no rows to prepare"):
+        nobody = source.model_copy(update={"where": {"split": "nowhere"}})
+        prepare(nobody, dst, Shape(SIDE), full=True)
+    assert len(read(dst)) == 26
+
+
+@pytest.mark.parametrize("change", ["another", "wider"])
+def test_a_column_that_became_another_or_wider_is_refused(
+    change: str, textured: Any, tmp_path: Path
+) -> None:
+    """Its old values stayed: they were those of the dropped column, or did not fit the new type."""
+    src, dst = tmp_path / "src", str(tmp_path / "dst")
+    src.mkdir()
+    image = by_hand.column("image", "binary", 1, "c1")
+    label = by_hand.column("label", "string", 4, "c4")
+    mapping = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "4"}
+
+    def commit(x: Any, stored: str, value: pa.Scalar, file: str, *more: Any) -> None:
+        images = pa.array([textured(value.as_py() % 99, 8)], pa.binary())
+        values = pa.array([value.as_py()], value.type)
+        added = by_hand.add(src, pa.table({"c1": images, "c4": ["a"], stored: values}), file)
+        by_hand.commit(src, *more, by_hand.metadata([image, label, x], **mapping), added)
+
+    listed = by_hand.protocol("columnMapping", "typeWidening")
+    old = by_hand.column("x", "integer", 2, "c2")
+    commit(old, "c2", pa.scalar(5, pa.int32()), "a.parquet", listed)
+    source = TableConfig(uri=str(src))
+    assert prepare(source, dst, Shape(SIDE)).made == 1
+    commit(old, "c2", pa.scalar(6, pa.int32()), "b.parquet")
+    assert prepare(source, dst, Shape(SIDE)).made == 1
+    if change == "another":
+        new = by_hand.column("x", "integer", 3, "c3")
+        commit(new, "c3", pa.scalar(7, pa.int32()), "c.parquet")
+    else:
+        new = by_hand.column("x", "long", 2, "c2")
+        commit(new, "c2", pa.scalar(2**40, pa.int64()), "c.parquet")
+    with pytest.raises(DataError, match=r"another column 'x' than at v1.*--full"):
+        prepare(source, dst, Shape(SIDE))
+    assert prepare(source, dst, Shape(SIDE), full=True).made == 3
+    expected = [None, None, 7] if change == "another" else [5, 6, 2**40]
+    assert [row["x"] for row in read(dst)] == expected
+    assert prepare(source, dst, Shape(SIDE)).made == 0
+
+
+def test_other_columns_of_ids_or_labels_choose_other_rows(src: TableConfig, tmp_path: Path) -> None:
+    """A sample goes by id: rows of another sample were added to those of the first."""
+    dst = str(tmp_path / "dst")
+    sample = src.model_copy(update={"sample": 0.3})
+    prepare(sample, dst, Shape(SIDE))
+    other = sample.model_copy(update={"columns": Columns(id="split")})
+    with pytest.raises(DataError, match="prepared from something else"):
+        prepare(other, dst, Shape(SIDE))
+    # Where neither a sample nor a condition uses them, the names say nothing of the rows.
+    whole = str(tmp_path / "whole")
+    prepare(src, whole, Shape(SIDE))
+    named = src.model_copy(update={"columns": Columns(id="split", label="split")})
+    assert prepare(named, whole, Shape(SIDE)).made == 0
 
 
 def test_where_and_sample_choose_rows_and_ids_keep_their_type(

@@ -110,9 +110,12 @@ def test_without_a_label_a_known_image_keeps_its_own(table: TableConfig, folder:
 
 @pytest.mark.parametrize("rows_a_commit", [20_000, 4], ids=["one commit", "several"])
 @pytest.mark.parametrize(
-    "before", [None, "line", "other"], ids=["new", "own label", "label of another source"]
+    ("by", "before"),
+    [(None, None), ("line", "a"), ("line", "before"), ("other", "b"), ("other", "before")],
+    ids=["new", "own contested", "own third", "another's contested", "another's third"],
 )
 def test_two_labels_in_one_ingest_are_quarantined_and_neither_is_believed(
+    by: str | None,
     before: str | None,
     rows_a_commit: int,
     table: TableConfig,
@@ -122,15 +125,16 @@ def test_two_labels_in_one_ingest_are_quarantined_and_neither_is_believed(
     """00 and 99 are one image; 01 and 98 too, and agree; 02's copy has no label."""
     monkeypatch.setattr(room, "ROWS_PER_COMMIT", rows_a_commit)
     monkeypatch.setattr("raypipe.tables.verify.CHUNK_BYTES", 1)
-    if before:
-        take(table, folder, named(["before"] * 12), before)
+    if by:
+        take(table, folder, named([before] * 12), by)
     for copy, of in (("99.png", "00.png"), ("98.png", "01.png"), ("97.png", "02.png")):
         (folder / copy).write_bytes((folder / of).read_bytes())
     labels = named(["a"] * 12) | {"99.png": "b", "98.png": "a", "97.png": None}
     done = take(table, folder, labels)
     assert done.reasons == {relabel.REASON: 1}
     assert done.seen == done.accepted + done.present + done.duplicates + done.quarantined == 15
-    kept = {None: None, "line": None, "other": "before"}[before]
+    # A label that is none of the two is not contradicted.
+    kept = "before" if before == "before" else None
     assert held(table, "label") == named(["a"] * 12) | {"00.png": kept}
     quarantine = ImageTable(quarantine_uri(table.uri))
     rejects = scan.rows(
@@ -148,6 +152,23 @@ def test_two_labels_in_one_ingest_are_quarantined_and_neither_is_believed(
     labels.pop("99.png")
     assert take(table, folder, labels).relabelled == 1  # the source agrees with itself again
     assert held(table, "label")["00.png"] == "a"
+
+
+@pytest.mark.parametrize("label", ["ok", "fine"])
+@pytest.mark.parametrize("who", ["line", "expert"])
+def test_who_added_an_image_says_nothing_of_whose_label_it_has(
+    who: str, label: str, table: TableConfig, folder: Path
+) -> None:
+    """line adds images, expert labels them, and then one of both contradicts itself: the label of
+    the expert was taken away by any contradiction of line's, and stayed whatever the expert's own.
+    """
+    take(table, folder, None, "line")
+    take(table, folder, named([label] * 12), "expert")
+    (folder / "99.png").write_bytes((folder / "00.png").read_bytes())
+    done = take(table, folder, named(["ok"]) | {"99.png": "bad"}, who)
+    expected = None if label == "ok" else "fine"
+    assert (done.reasons, held(table, "label")["00.png"]) == ({relabel.REASON: 1}, expected)
+    assert (done.relabelled, done.labels_removed) == ((1, 1) if label == "ok" else (0, 0))
 
 
 def test_a_label_is_found_wherever_in_the_source_it_stands(

@@ -262,6 +262,40 @@ def test_a_label_is_found_in_each_spelling_of_its_class_and_other_texts_as_they_
     assert len(scan.rows(numbered, numbered.pin(), ["line"], {"line": "1"})) == 2
 
 
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("partition_by", [None, "label"])
+def test_tags_in_a_column_of_texts_are_found_in_each_of_their_orders(
+    partition_by: str | None, tmp_path: Path
+) -> None:
+    """Each order has another text, and only that of the condition and the sorted one were found."""
+    written = ["b|a", "a | b", "a|b", "a", "b|c", "a|b|c", "Ku\u0308che|a"]
+    # A file each, which its statistics may rule out.
+    for text in written:
+        rows = pa.table({"label": [text], "line": [text]})
+        write_deltalake(str(tmp_path), rows, mode="append", partition_by=partition_by)
+    rows = pa.table({"label": pa.nulls(1, pa.string()), "line": ["none"]})
+    write_deltalake(str(tmp_path), rows, mode="append", partition_by=partition_by)
+    table = ImageTable(str(tmp_path))
+
+    def found(where: scan.Where) -> list[str]:
+        texts: list[str] = scan.rows(table, table.pin(), ["line"], where)["line"].to_pylist()
+        return texts
+
+    same = ["a | b", "a|b", "b|a"]
+    for wanted in ("a|b", "b|a", "b | a|b"):
+        assert sorted(found({"label": wanted})) == same
+    assert sorted(found({"label": ["b|a", "a"]})) == ["a", *same]
+    assert found({"label": "a|K\u00fcche"}) == ["Ku\u0308che|a"]
+    # Any other column holds texts, which have one order.
+    assert found({"line": "b|a"}) == ["b|a"]
+    schema = pa.schema([("label", pa.string()), ("line", pa.string())])
+    for first, second in (("a|b", "b|a"), ("b|a", "a|b")):
+        joined = conditions.both({"label": first}, {"label": second}, schema, "label")
+        assert sorted(found(joined)) == same
+    stream = scan.dataset(table, table.pin(), ["line"], {"label": "b|a"})
+    assert sorted(row["line"] for row in stream.take_all()) == same
+
+
 def test_a_missing_column_is_named_with_the_nearest(table: ImageTable) -> None:
     with pytest.raises(
         DataError, match=r"no column 'lable'\. Did you mean 'label'\?.*table\.columns"

@@ -292,6 +292,59 @@ def test_every_source_lists_in_one_order_and_reads_any_part_of_itself(
     ]
 
 
+def test_a_delta_source_is_searched_for_a_class_as_a_table_is(tmp_path: Path) -> None:
+    """`table.where` found each spelling of a label, and `ingest.from.where` one."""
+    labels = ["1", "1.0", "b|a", "a | b", "c"]
+    images = pa.array([b"x"] * len(labels), pa.binary())
+    append(str(tmp_path), pa.table({"image": images, "label": labels, "line": labels}), "theirs")
+
+    def found(**where: str) -> list[str | None]:
+        tree = {"kind": "delta", "images": str(tmp_path), "where": where}
+        cfg = validate(SourceConfig, tree)
+        return [c.label for part in candidates(cfg).parts for c in part.candidates]
+
+    assert found(label="1") == found(label="1.0") == ["1", "1"]
+    assert found(label="a|b") == ["b|a", "a | b"]
+    assert found(line="b|a") == ["b|a"]
+
+
+def test_splits_that_are_not_read_are_said_once(
+    kept: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Five kinds of sources left out their column of splits without a word."""
+    candidates(validate(SourceConfig, kept))
+    assert caplog.text == ""
+    has_column = kept.pop("split_column", None) is not None
+    candidates(validate(SourceConfig, kept))
+    told = caplog.text.count("ingest.from.split_column=split keeps its splits")
+    assert told == has_column
+
+
+def test_splits_of_a_data_set_and_of_a_function_that_are_not_read_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = pa.table({"image": pa.array([b"x"] * 2, pa.binary()), "split": ["train", "test"]})
+    for name in ("0.arrow", "1.arrow"):
+        with pa.ipc.new_stream(str(tmp_path / name), table.schema) as out:
+            out.write_table(table)
+    files = [{"filename": "0.arrow"}, {"filename": "1.arrow"}]
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": files}))
+    (tmp_path / "dataset_info.json").write_text("{}")
+    (tmp_path / "split_cells.py").write_text(
+        "from pathlib import Path\n"
+        "HERE = Path(__file__).parent\n"
+        "def cells(): return HERE, [{'file': '0.arrow', 'split': 'test'}] * 2\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for kind, images in (("huggingface", str(tmp_path)), ("python", "split_cells:cells")):
+        tree = {"kind": kind, "images": images, "labelled": False}
+        candidates(validate(SourceConfig, tree | {"split_column": "split"}))
+        assert caplog.text == ""
+        candidates(validate(SourceConfig, tree))
+        assert caplog.text.count("keeps its splits") == 1
+        caplog.clear()
+
+
 def test_labels_are_left_out_when_they_are_not_wanted(kept: dict[str, Any]) -> None:
     listed = candidates(
         validate(SourceConfig, kept | {"labelled": False, "label_column": "nowhere"})

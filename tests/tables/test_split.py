@@ -140,6 +140,20 @@ def test_a_family_grows_by_its_nearest_member() -> None:
     assert families.join("d", random_look(2)) == "known"
 
 
+def test_what_lies_between_two_groups_joins_the_nearest_and_the_other_is_named() -> None:
+    look = random_look(3)
+    between, bits = flipped(look, list(range(6))), list(range(10))
+    families = Groups(max_bits=6)
+    assert families.join("a", look) == "a"
+    assert families.join("b", flipped(look, bits)) == "b"
+    assert families.between == {}
+    assert families.join("c", between) == "b"
+    assert families.between == {between: ["a"]}
+    # An equal one has the same others.
+    assert families.join("d", between) == "b"
+    assert families.between == {between: ["a"]}
+
+
 def test_a_limit_that_the_index_cannot_keep_is_refused() -> None:
     with pytest.raises(ValueError, match=r"max_bits 16 must be below 16"):
         Groups(16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -339,6 +340,19 @@ def test_a_table_inside_is_not_vacuumed_away(table: ImageTable) -> None:
         with pytest.raises(DataError, match="Another table lies inside"):
             versions.vacuum(table, delete=delete)
     assert len(DeltaTable(f"{table.uri}/predictions").to_pyarrow_table()) == 1
+
+
+def test_a_table_inside_is_seen_before_its_log_is_old(table: ImageTable) -> None:
+    """In the first week only the files of an inner table that were old would have gone."""
+    inner = Path(table.uri, "predictions")
+    write_deltalake(str(inner), pa.table({"n": [1]}))
+    (file,) = inner.glob("*.parquet")
+    old = file.stat().st_mtime - 30 * 24 * 3600
+    os.utime(file, (old, old))
+    for delete in (False, True):
+        with pytest.raises(DataError, match="Another table lies inside"):
+            versions.vacuum(table, delete=delete)
+    assert file.exists()
 
 
 @pytest.mark.parametrize("odd", ["\x85", "\u2028", "\u2029"])

@@ -63,12 +63,12 @@ def _commit(work: Work, plan: Plan, made: list[Made], run: str) -> DeltaTable:
         actions.append(AddAction(one.name, one.size, {}, now_ms, True, one.stats))
     added = sum(one.rows for one in made)
     # Its own, unless columns have changed: columns may carry properties.
-    own = base.schema()
-    is_same = pa.schema(own.to_arrow()).names == schema.names
+    own, new = base.schema(), Schema.from_arrow(schema)
+    is_same = _kinds(own) == _kinds(new)
     base.create_write_transaction(
         actions,
         "overwrite" if plan.anew else "append",
-        own if is_same else _with_metadata(Schema.from_arrow(schema), own),
+        own if is_same else _with_metadata(new, own),
         commit_properties=CommitProperties(
             custom_metadata={**(why.custom_metadata or {}), ADDED: added},
             max_commit_retries=0,
@@ -76,6 +76,11 @@ def _commit(work: Work, plan: Plan, made: list[Made], run: str) -> DeltaTable:
         ),
     )
     return DeltaTable(work.dst, version=base.version() + 1, storage_options=work.options)
+
+
+def _kinds(schema: Schema) -> list[tuple[str, object]]:
+    """The names and the types of columns."""
+    return [(field.name, field.type) for field in schema.fields]
 
 
 def _with_metadata(new: Schema, own: Schema) -> Schema:

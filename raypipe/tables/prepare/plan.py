@@ -21,7 +21,7 @@ from raypipe.tables.fragment import Options
 from raypipe.tables.prepare.parts import out_schema
 from raypipe.tables.prepare.staged import FOLDER
 from raypipe.tables.prepared import Origin
-from raypipe.tables.table import ImageTable, TableConfig, TableVersion
+from raypipe.tables.table import Columns, ImageTable, TableConfig, TableVersion
 
 FORMAT = 1  # another one makes other rows of the same source
 WAY_OUT = "Choose another DST, or pass --full to make this table anew"
@@ -45,7 +45,17 @@ class Work:
     def line(self) -> str:
         """Names all that determines the rows but the source's version."""
         chosen = (self.source.where, self.source.sample_key, self.table.columns.image)
-        return key_of("prepared", FORMAT, self.version.table_id, *chosen, self.shape)
+        roles = self._choosing(self.table.columns)
+        # The usual names are left out: tables that were made before names counted keep their line.
+        named = () if roles == self._choosing(Columns()) else (roles,)
+        return key_of("prepared", FORMAT, self.version.table_id, *chosen, self.shape, *named)
+
+    def _choosing(self, columns: Columns) -> tuple[str, str]:
+        """The columns whose role decides which rows there are: a sample goes by id, and a condition
+        on labels finds each spelling of a class.
+        """
+        by_id = columns.id if self.source.sample < 1 else ""
+        return by_id, columns.label if columns.label in self.source.where else ""
 
     def state(self, version: TableVersion) -> str:
         """A hash of all rows of a version of the source, as its log tells. Raises DataError.
@@ -147,11 +157,21 @@ class Plan:
 
 
 def plan(work: Work, base: DeltaTable | None, full: bool) -> Plan | None:
-    """What is to do; None: nothing. Raises DataError where the table cannot be brought up."""
-    is_filled = base is not None and prepared.number_of(base) >= 0
-    if base is None or full or not is_filled:
-        return Plan(_all(work), base, None, anew=is_filled)
+    """What is to do; None: nothing. Raises DataError where the table cannot be brought up; with
+    `full` all is made anew there.
+    """
+    if base is None or prepared.number_of(base) < 0:
+        return Plan(_all(work), base, None, anew=False)
+    try:
+        return _missing(work, base)
+    except DataError as e:
+        if not full or e.fix != WAY_OUT:
+            raise
+    return Plan(_all(work), base, None, anew=True)
 
+
+def _missing(work: Work, base: DeltaTable) -> Plan | None:
+    """The rows that the source has got since; None: it has none. Raises DataError."""
     origin = prepared.origin_of(base)
     if origin is None:
         raise DataError(
@@ -223,6 +243,7 @@ def _appended(work: Work, base: DeltaTable, origin: Origin) -> Rows:
     try:
         earlier = table.pin(origin.version)
         _require_state(work, earlier, origin)
+        changed = _other_columns(work, earlier)
         old = table.snapshot(earlier).paths(table.uri)
         now = table.snapshot(version).paths(table.uri)
         went = {path for path, deleted in old.items() if now.get(path) != deleted}
@@ -243,6 +264,14 @@ def _appended(work: Work, base: DeltaTable, origin: Origin) -> Rows:
             rule="Rows that were appended are added to a prepared table; others are not changed",
             fix=WAY_OUT,
         )
+    # Column mapping gives a new column the name of a dropped one, and no file changes.
+    if changed:
+        raise DataError(
+            f"{table.uri} has another column {changed[0]!r} than at v{origin.version}",
+            got=str(version),
+            rule="It was dropped and added again, or its type was changed",
+            fix=WAY_OUT,
+        )
     rows = _selected(work, came)
     have = out_schema(source_schema(work)).names
     stored = pa.schema(base.schema().to_arrow()).names
@@ -253,6 +282,17 @@ def _appended(work: Work, base: DeltaTable, origin: Origin) -> Rows:
             fix=WAY_OUT,
         )
     return rows
+
+
+def _other_columns(work: Work, earlier: TableVersion) -> list[str]:
+    """The columns that both versions have by one name, and that are not the same or have another
+    type.
+    """
+    table = work.table
+    names = table.snapshot(work.version).schema().names
+    old = table.snapshot(earlier).columns(table.uri, names)
+    now = table.snapshot(work.version).columns(table.uri, names)
+    return [name for name in names if old.get(name, now[name]) != now[name]]
 
 
 def source_schema(work: Work) -> pa.Schema:

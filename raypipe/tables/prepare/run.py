@@ -73,8 +73,9 @@ def prepare(
 ) -> PrepareResult:
     """Bring the prepared table at `dst` up to the version that `source` names.
 
-    tasks: run at a time; None: one a CPU of the cluster. full: replace what the table holds, in one
-    commit. progress: (rows done, all rows). connect: called once there is work for a cluster.
+    tasks: run at a time; None: one a CPU of the cluster. full: where the table cannot be brought up
+    to this version, replace what it holds, in one commit. progress: (rows done, all rows). connect:
+    called once there is work for a cluster.
 
     Raises DataError, before anything is written, for a source without images, a place that is
     taken, and a prepared table that cannot be brought up to this version. Two calls at once add

@@ -149,7 +149,7 @@ def _list_feedback(cfg: SourceConfig) -> Listed:
 def _list_function(cfg: SourceConfig, label: str | None) -> Listed:
     """The candidates that a Python function names."""
     columns = [name for name in (cfg.file_column, label, cfg.split_column) if name]
-    root, rows = function.rows(cfg.images, columns, cfg.where)
+    root, rows = function.rows(cfg.images, columns, cfg.where, label)
     if not root.is_dir():
         raise DataError("The folder of the source's images does not exist", got=str(root))
     around = fence(root.absolute(), cfg.roots, cfg.max_bytes)

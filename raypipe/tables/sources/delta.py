@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from raypipe.tables import fragment, scan
+from raypipe.tables import conditions, fragment, scan
 from raypipe.tables.conditions import Where
 from raypipe.tables.fragment import Fragment, Options
 from raypipe.tables.sources import inside
@@ -55,6 +55,7 @@ def row_groups(
     Raises DataError for missing columns, and for data files outside of the table and the fence.
     """
     # Without label and split roles, the table gives both columns in their own types, not as text.
+    # So the condition on labels is put in full here.
     roles = Columns(
         image=columns.image,
         id="",
@@ -76,6 +77,7 @@ def row_groups(
     tell_of_split(pinned, schema.names, columns.label_and_split)
     require(pinned, schema.names, *where)
     inside.require(table, pinned, fence)
+    where = conditions.by_class(where, schema, columns.label or "")
 
     # Rows of raypipe's own tables have a path, which is kept as the candidate's path.
     has_paths = PATH in schema.names and pa.types.is_string(schema.field(PATH).type)

@@ -14,8 +14,8 @@ from typing import Any
 
 from raypipe.errors import DataError, RaypipeError, nearest, one_line
 from raypipe.models import labels as meaning
-from raypipe.tables import names
-from raypipe.tables.sources.labels import Row, require
+from raypipe.tables import conditions, names
+from raypipe.tables.sources.labels import Row, require, tell_of_split
 
 RULE = (
     "module:function names a function without arguments that returns (folder, rows): "
@@ -24,19 +24,27 @@ RULE = (
 
 
 def rows(
-    name: str, columns: list[str], where: Mapping[str, str | list[str]]
+    name: str,
+    columns: list[str],
+    where: Mapping[str, str | list[str]],
+    label: str | None = None,
 ) -> tuple[Path, list[Row]]:
     """(the folder of the images, the rows whose columns have the values of `where`).
 
-    Raises DataError for a function that cannot be imported or called, returns something else, or
-    has rows without one of the columns.
+    label: the column of labels. A condition on it finds a class in each of its spellings. Raises
+    DataError for a function that cannot be imported or called, returns something else, or has rows
+    without one of the columns.
     """
     folder, found = _call(_function(name), name)
+    wanted = {column: _texts(values, column == label) for column, values in where.items()}
     kept = []
+    seen: set[str] = set()
     for row in found:
+        seen.update(map(str, row))
         require(name, list(row), *columns, *where)
-        if all(_is_one_of(row[column], values) for column, values in where.items()):
+        if all(_is_one_of(row[column], texts) for column, texts in wanted.items()):
             kept.append(row)
+    tell_of_split(name, sorted(seen), columns)
     return folder, kept
 
 
@@ -84,13 +92,18 @@ def _dicts(listed: Any, name: str) -> Iterator[Row]:
         yield dict(row)
 
 
-def _is_one_of(value: Any, values: str | list[str]) -> bool:
+def _texts(values: str | list[str], is_label: bool) -> list[str]:
+    """The texts that a condition names; of a label those of its class."""
+    texts = [values] if isinstance(values, str) else values
+    return [same for text in texts for same in conditions.spelled(text)] if is_label else texts
+
+
+def _is_one_of(value: Any, wanted: list[str]) -> bool:
     """Whether a condition like `kind=1` or `tags=a|b` means this value, as in a table."""
-    wanted = [values] if isinstance(values, str) else values
     if value is None:
         return False
     if isinstance(value, str):
-        return value in wanted
+        return value in conditions.with_tags(wanted, [value])
     if isinstance(value, list | tuple | set | frozenset):
         # Tags have no order.
         tags = meaning.BAR.join(str(tag) for tag in value)

@@ -25,7 +25,7 @@ from raypipe.tables.sources.columns import (
     value,
 )
 from raypipe.tables.sources.fence import Fence
-from raypipe.tables.sources.labels import json_of
+from raypipe.tables.sources.labels import json_of, tell_of_split
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,15 @@ def _parts(folder: Path, columns: SourceColumns, split: str | None, fence: Fence
             listed = [c if c.reason else c._replace(split=split) for c in listed]
         reader = ArrowFile(str(path.absolute()), columns.image, fence)
         yield Part(reader, listed)
+    # All files of a data set have the same columns. In a DatasetDict its folders are the splits.
+    if names and not split:
+        tell_of_split(folder, _columns_of(folder / names[0]), columns.label_and_split)
+
+
+def _columns_of(path: Path) -> list[str]:
+    with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
+        names: list[str] = stream.schema.names
+        return names
 
 
 def _file_names(folder: Path, fence: Fence) -> list[str]:

@@ -109,7 +109,10 @@ log = logging.getLogger("raypipe")
 
 
 def tell_of_split(table: object, have: Sequence[str], read: Sequence[str | None]) -> None:
-    """Say so if there is a column of splits that nobody asked for: other splits are drawn."""
+    """Say so if there is a column of splits that nobody asked for: other splits are drawn.
+
+    Once for a source, however many files it has.
+    """
     if SPLIT in have and SPLIT not in read:
         log.warning(
             "%s has a column %r, which is not read: ingest.from.split_column=%s keeps its splits",
@@ -171,12 +174,14 @@ def _rows(
 def _delta(table: ImageTable, columns: list[str], fence: Fence) -> Iterator[Row]:
     pinned = table.pin()
     inside.require(table, pinned, fence)
+    tell_of_split(pinned, table.snapshot(pinned).schema().names, columns)
     return _as_rows(scan.rows(table, pinned, columns), columns)
 
 
 def _parquet(path: Path, columns: list[str], table: str) -> Iterator[Row]:
     with pq.ParquetFile(path) as file:
         require(table, file.schema_arrow.names, *columns)
+        tell_of_split(table, file.schema_arrow.names, columns)
         yield from _as_rows(file.read(columns), columns)
 
 

@@ -24,6 +24,7 @@ from raypipe.tables.sources.columns import (
     value,
 )
 from raypipe.tables.sources.fence import Fence
+from raypipe.tables.sources.labels import tell_of_split
 
 ROWS_A_CALL = 1024
 ROWS_A_READ = 32
@@ -71,7 +72,9 @@ def row_groups(images: Path, columns: SourceColumns, fence: Fence) -> list[Part]
     """
     if not images.is_dir():
         inside.refuse_data_files([images])
-        return list(_parts(images, images.name, columns, fence))
+        listed = list(_parts(images, images.name, columns, fence))
+        tell_of_split(images, _columns_of(images), columns.label_and_split)
+        return listed
 
     # A Delta table without a file has a log.
     inside.refuse_data_files([images / "any"])
@@ -93,7 +96,14 @@ def row_groups(images: Path, columns: SourceColumns, fence: Fence) -> list[Part]
     for file in files:
         name = file.relative_to(images).as_posix()
         parts += _parts(file, name, columns, fence)
+    # Said once: the files of one data set have the same columns.
+    tell_of_split(images, _columns_of(files[0]), columns.label_and_split)
     return parts
+
+
+def _columns_of(path: Path) -> list[str]:
+    names: list[str] = pq.read_schema(path).names
+    return names
 
 
 def _parts(path: Path, name: str, columns: SourceColumns, fence: Fence) -> Iterator[Part]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,7 +27,7 @@ from raypipe.tables.sources.candidate import (
     with_label,
 )
 from raypipe.tables.sources.fence import Fence
-from raypipe.tables.sources.labels import json_of
+from raypipe.tables.sources.labels import json_of, tell_of_split
 from raypipe.tables.sources.tar_samples import Sample, read_samples
 
 COMPANION_BYTES = 2**20  # a label is short
@@ -63,11 +63,15 @@ class Slices:
 
 @dataclass(frozen=True)
 class _Keys:
-    """Keys of `key.json` that hold label and split (None: not wanted); `task` types the label."""
+    """Keys of `key.json` that hold label and split (None: not wanted); `task` types the label.
+
+    seen: the keys of all JSON files that were read.
+    """
 
     label: str | None
     split: str | None
     task: Kind
+    seen: set[str] = field(default_factory=set)
 
 
 def shards(
@@ -79,7 +83,9 @@ def shards(
     """
     keys = _Keys(label, split, task)
     if not images.is_dir():
-        return [_shard(images, images.name, keys, fence)]
+        one = _shard(images, images.name, keys, fence)
+        tell_of_split(images, sorted(keys.seen), [label, split])
+        return [one]
 
     named = [path for path in images.rglob("*") if _SHARD.search(path.name)]
     found = [path for path in named if not path.is_dir()]
@@ -100,6 +106,7 @@ def shards(
     for file in files:
         name = file.relative_to(images).as_posix()
         parts.append(_shard(file, name, keys, fence))
+    tell_of_split(images, sorted(keys.seen), [label, split])
     return parts
 
 
@@ -168,6 +175,7 @@ def _label_and_split(opened: BinaryIO, sample: Sample, keys: _Keys, where: str) 
     fields = contents.get("json", {})
     if not isinstance(fields, dict):
         raise _UnclearLabel("its JSON is no object")
+    keys.seen.update(fields)
     split = fields.get(keys.split) if keys.split else None
     if not keys.label:
         return None, split
