@@ -20,6 +20,7 @@ import re  # noqa: E402
 import shutil  # noqa: E402
 import sqlite3  # noqa: E402
 import subprocess  # noqa: E402
+import tempfile  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
@@ -170,6 +171,17 @@ def ray_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     os.environ.pop("RAY_ADDRESS", None)
     if before is not None:
         os.environ["RAY_ADDRESS"] = before
+
+
+@pytest.fixture
+def own_ray() -> Iterator[dict[str, str]]:
+    """Variables of a process that starts a Ray cluster of its own.
+
+    Ray's test cluster records itself as `ray start` does, and other terminals of this host must not
+    join it. The path is short, as the paths of Ray's sockets have to be.
+    """
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="rp", ignore_cleanup_errors=True) as name:
+        yield {"RAY_TMPDIR": name}
 
 
 @pytest.fixture

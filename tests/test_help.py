@@ -24,6 +24,17 @@ def commands(command: Any, path: str = "raypipe") -> Iterator[tuple[str, str]]:
         yield from commands(below, f"{path} {name}")
 
 
+def parsed(words: list[str]) -> Any:
+    """The context of `raypipe WORDS`. Raises for a command, or an option, that there is not."""
+    command: Any = get_command(app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words[0]]
+        words = words[1:]
+    # The context of a group does not look for its command.
+    assert getattr(command, "invoke_without_command", True), f"no command: {words}"
+    return command.make_context("raypipe", words)
+
+
 @pytest.mark.parametrize(("path", "text"), commands(get_command(app)))
 def test_every_command_has_an_example_that_is_shown_whole_and_parsed(path: str, text: str) -> None:
     """`evaluate.slices=[line]` was shown without [line]: brackets are rich's markup."""
@@ -33,11 +44,22 @@ def test_every_command_has_an_example_that_is_shown_whole_and_parsed(path: str, 
         shown = Text.from_markup(example).plain
         assert shown == example.replace("\\[", "[")
         raypipe, *words = shlex.split(shown)
-        command: Any = get_command(app)
-        while words and words[0] in getattr(command, "commands", {}):
-            command = command.commands[words.pop(0)]
-        # Raises for an option that the command lacks.
-        assert raypipe == "raypipe" and command.make_context(path, words)
+        assert raypipe == "raypipe" and parsed(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["train", "mine.yaml", "--epoch"], "No such option: --epoch"),
+        (["ingest", "mine.yaml", "--exit-code"], "No such option: --exit-code"),
+        (["report", "modle", "mine.yaml"], "no command"),
+        (["traim", "mine.yaml"], "no command"),
+    ],
+)
+def test_a_command_line_that_cannot_be_typed_is_seen(words: list[str], says: str) -> None:
+    """The negative control."""
+    with pytest.raises(Exception, match=says):
+        parsed(words)
 
 
 def test_an_option_before_the_command_of_a_group_is_not_lost(

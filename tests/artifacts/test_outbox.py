@@ -209,7 +209,9 @@ def test_a_huge_log_ends(sent: Sent, target: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(run_log, "MOST_BYTES", 5000)
     sent(says="\n".join("x" * 100 for _ in range(30)))
     sent(says="y" * 100_000)
-    for text in (p.read_text() for p in target.rglob("*.log")):
+    texts = [p.read_text() for p in target.rglob("*.log")]
+    assert len(texts) == 2
+    for text in texts:
         assert len(text) < 6000 and ("xxx" in text or "The log ends here" in text)
 
 

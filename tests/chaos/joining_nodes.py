@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -101,9 +100,6 @@ def main(job: str, notes: str, port: str) -> int:
         # What the nodes start asks there, and not at another cluster on this host.
         f"127.0.0.1:{port}"
     )
-    # Ray's test cluster records itself as `ray start` does; other terminals of this host must not
-    # join it.
-    os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(dir="/tmp", prefix="rp")
     elastic.LOOK_S, elastic.GROW_AFTER_S, elastic.RESTART_S = 1.0, 2.0, 0.0
     worker_group.run_worker = slowed(notes)
     cluster = Cluster(

@@ -3,6 +3,8 @@
     python -m tests.chaos.kill_search --kills 50 --json [--home runs/kills] [--ledger FILE]
         [--seconds 240]
 
+--kills: so many, and one more for each case that has had none.
+
 Each search of CASES runs once undisturbed. Then it is started, killed and started again, `AT_ONCE`
 times at most, and at last runs to its end. A kill hits a random moment of the clock, or a random
 call of a function of POINTS. Two ways:
@@ -23,6 +25,7 @@ import argparse
 import collections
 import functools
 import importlib
+import itertools
 import json
 import os
 import random
@@ -476,7 +479,9 @@ def cluster() -> Iterator[dict[str, str]]:
 def run(
     home: Path, file: Path, cases: list[str], ways: list[str], kills: int, seconds: float
 ) -> list[Any]:
-    """Kill searches in turn until the ledger has so many kills, or the time is over."""
+    """Kill searches in turn until the ledger has so many kills, and one of each case, or the time
+    is over.
+    """
     table(home)
     until = time.monotonic() + seconds
     for way in ways:
@@ -497,22 +502,31 @@ def _fill(
     until: float,
     env: dict[str, str],
 ) -> None:
-    seed = 0
-    while True:
-        done = ledger(file)
-        mine = sum(line["kills"] for line in done if line["way"] == way)
-        if mine >= kills:
+    for seed in itertools.count():
+        done = [line for line in ledger(file) if line["way"] == way]
+        of_case = kills_by_case(done)
+        left = kills - of_case.total()
+        if left <= 0 and all(of_case[case] for case in cases):
             return
         case = cases[seed % len(cases)]
-        if not any((o["case"], o["way"], o["seed"]) == (case, way, seed) for o in done):
-            if time.monotonic() >= until:
-                return
-            line = killed(case, home, way == "driver", seed, min(AT_ONCE, kills - mine), env)
-            print(json.dumps(line), file=sys.stderr, flush=True)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("a", encoding="utf-8") as out:
-                out.write(without_places(json.dumps(line)) + "\n")
-        seed += 1
+        if any((line["case"], line["seed"]) == (case, seed) for line in done):
+            continue
+        if left <= 0 and of_case[case]:
+            continue
+        if time.monotonic() >= until:
+            return
+        line = killed(case, home, way == "driver", seed, min(AT_ONCE, max(1, left)), env)
+        print(json.dumps(line), file=sys.stderr, flush=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as out:
+            out.write(without_places(json.dumps(line)) + "\n")
+
+
+def kills_by_case(lines: list[dict[str, Any]]) -> collections.Counter[str]:
+    found: collections.Counter[str] = collections.Counter()
+    for line in lines:
+        found[line["case"]] += line["kills"]
+    return found
 
 
 @contextmanager
@@ -543,6 +557,7 @@ def main() -> None:
     done = run(home, file, chosen.cases, chosen.ways, chosen.kills, chosen.seconds)
     told = {
         "kills": sum(line["kills"] for line in done),
+        "kills_by_case": kills_by_case(done),
         "searches": len(done),
         "commits": sorted({line.get("commit", "") for line in done}),
         "with_problems": [line for line in done if line["problems"]],

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -60,7 +61,9 @@ def job(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
     return validate(TrainJob, settings)
 
 
-def test_a_training_grows_and_shrinks_while_it_runs(job: TrainJob, tmp_path: Path) -> None:
+def test_a_training_grows_and_shrinks_while_it_runs(
+    job: TrainJob, own_ray: dict[str, str], tmp_path: Path
+) -> None:
     alone = checkpoint.read(Path(trainer.run(job).checkpoint)).weights
     notes, trace = tmp_path / "notes", tmp_path / "trace"
     notes.mkdir()
@@ -85,7 +88,9 @@ def test_a_training_grows_and_shrinks_while_it_runs(job: TrainJob, tmp_path: Pat
         str(notes),
         port,
     ]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=220, cwd=ROOT)
+    process = subprocess.run(
+        command, capture_output=True, text=True, timeout=220, cwd=ROOT, env=os.environ | own_ray
+    )
     assert process.returncode == 0, process.stdout + process.stderr
 
     steps = [json.loads(line) for line in (notes / "steps.jsonl").read_text().splitlines()]

@@ -105,6 +105,9 @@ def test_a_machine_that_dies_mid_train_costs_no_epoch(
     history = finished(nodes)
     assert len(history) == EPOCHS
     assert "Traceback" not in log.read_text()
+    # An epoch is saved before it is told.
+    for epoch in (1, 2):
+        assert log.read_text().count(f"epoch   {epoch} of {EPOCHS}") == 1, "trained again"
 
     # It has learned what a training without a fault learns.
     alone = [f"run.dir={nodes.folder}/alone", "train.workers=1", "model.options.step_s=0"]

@@ -6,6 +6,7 @@ The long run is a command: `python -m tests.chaos.kill_search --kills 50 --json`
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -46,6 +47,25 @@ def test_a_killed_search_is_as_if_nobody_had_killed_it(tmp_path: Path) -> None:
 def test_kills_of_every_kind_of_search_change_nothing(way: str, tmp_path: Path) -> None:
     found = told(tmp_path, "--kills", "15", "--ways", way)
     assert found["kills"] >= 15 and found["with_problems"] == [] == found["processes_left"]
+    assert found["kills_by_case"].keys() == kill_search.CASES.keys()
+    assert min(found["kills_by_case"].values()) >= 1
+
+
+def test_each_case_is_killed_though_others_have_had_all_the_kills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first search of `b` ends before it is killed."""
+    asked: list[tuple[str, int, int]] = []
+
+    def killed(case: str, home: Path, alone: bool, seed: int, most: int, env: object) -> Any:
+        asked.append((case, seed, most))
+        return {"case": case, "way": "driver", "seed": seed, "kills": 0 if seed == 1 else most}
+
+    monkeypatch.setattr(kill_search, "killed", killed)
+    for _ in range(2):
+        # The second time the ledger has all.
+        kill_search._fill(tmp_path, tmp_path / "l.jsonl", ["a", "b"], "driver", 4, math.inf, {})
+    assert asked == [("a", 0, 3), ("b", 1, 1), ("a", 2, 1), ("b", 3, 1)]
 
 
 def test_a_trial_that_is_lost_or_trained_twice_is_seen(tmp_path: Path) -> None:
@@ -69,10 +89,21 @@ def test_a_trial_that_is_lost_or_trained_twice_is_seen(tmp_path: Path) -> None:
 
 
 def test_all_kinds_of_search_are_killed() -> None:
-    """Of the schedulers that keep a state, and the searchers that do."""
-    cases = [{**changes} for changes in kill_search.CASES.values()]
-    schedulers = {changes.get("search.scheduler", "asha") for changes in cases}
-    searchers = {changes.get("search.searcher", "random") for changes in cases}
-    assert {"asha", "pbt", "pb2"} <= schedulers and {"bohb", "tpe", "random"} <= searchers
-    assert schedulers <= set(SearchConfig.model_fields["scheduler"].annotation.__args__)
-    assert set(kill_search.BY_CLOCK) <= {*kill_search.CASES, "freeze_thaw"}
+    """Of the schedulers and searchers there are, all but those with a reason."""
+    not_killed = {
+        "pasha": "the rule of asha, with another cap",
+        "hyperband": "Tune's own, of which no state is saved",
+        "median": "Tune's own, of which no state is saved",
+        "none": "it keeps no state",
+        "gp": "optuna_search.py restores it as it does tpe",
+    }
+
+    def of(setting: str, default: str) -> set[str]:
+        changes = kill_search.CASES.values()
+        killed = {case.get(f"search.{setting}", default) for case in changes}
+        every = set(SearchConfig.model_fields[setting].annotation.__args__)
+        assert every - not_killed.keys() <= killed <= every
+        return every
+
+    assert not_killed.keys() <= of("scheduler", "asha") | of("searcher", "random")
+    assert set(kill_search.BY_CLOCK) <= kill_search.CASES.keys()

@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -55,8 +54,6 @@ def called(address: str) -> dict[str, Any]:
 
 def main(port: str, address: str, variables: str) -> int:
     os.environ["RAY_ADDRESS"] = f"127.0.0.1:{port}"
-    # Other terminals of this host must not join this cluster.
-    os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(dir="/tmp", prefix="rp")
     head = {"num_cpus": 0, "object_store_memory": MEMORY, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={**head, "gcs_server_port": int(port)})
     worker = node(port, json.loads(variables))

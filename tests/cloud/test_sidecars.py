@@ -91,15 +91,13 @@ def packed(s3: Store) -> Iterator[Packed]:
         yield pack(s3.uri("alibi") + ".zip", pins.here(), ["alibi"])
 
 
-def on_a_node(
-    address: str, variables: dict[str, str], of_driver: dict[str, str] | None = None
-) -> dict[str, Any]:
+def on_a_node(address: str, variables: dict[str, str], of_driver: dict[str, str]) -> dict[str, Any]:
     """What archive_node.py says."""
     command = [sys.executable, "-m", "tests.cloud.archive_node", str(free_port()), address]
     done = subprocess.run(
         [*command, json.dumps(variables)],
         cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | (of_driver or {}),
+        env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | of_driver,
         capture_output=True,
         text=True,
         timeout=400,
@@ -114,14 +112,14 @@ NO_INDEX = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
 
 @pytest.mark.slow
 def test_a_node_without_an_index_builds_from_the_store(
-    packed: Packed, s3: Store, tmp_path: Path
+    packed: Packed, s3: Store, own_ray: dict[str, str], tmp_path: Path
 ) -> None:
     home, decoy = tmp_path / "node", tmp_path / "decoy"
     decoy.mkdir()
     (decoy / "of_the_node.py").write_text("")
     keys = {name: value for name, value in s3.options.items() if name.startswith("AWS_")}
     variables = NO_INDEX | keys | {"RAYPIPE_HOME": str(home), "PYTHONPATH": str(decoy)}
-    driver = {"RAYPIPE_HOME": str(tmp_path / "driver")}
+    driver = own_ray | {"RAYPIPE_HOME": str(tmp_path / "driver")}
     told = on_a_node(packed.pinned, variables, driver)
     assert told["prefix"].startswith(str(home)) and told["numpy"].startswith("1.")
     assert left(home / "sidecars") == [Path(told["prefix"]).name]
@@ -159,7 +157,7 @@ def private_index(packed: Packed, folder: Path) -> Iterator[tuple[str, list[tupl
 
 @pytest.mark.slow
 def test_a_node_takes_the_drivers_private_index_and_shows_it_nowhere(
-    packed: Packed, s3: Store, tmp_path: Path
+    packed: Packed, s3: Store, own_ray: dict[str, str], tmp_path: Path
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         reach(s3, patch)
@@ -167,7 +165,7 @@ def test_a_node_takes_the_drivers_private_index_and_shows_it_nowhere(
             bare = {"RAYPIPE_HOME": str(tmp_path / "node"), "PIP_CONFIG_FILE": os.devnull}
             good = f"http://me:{QUOTED}@{host}/simple"
             wrong = f"http://me:canary-that-is-wrong@{host}/simple"
-            of_driver = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
+            of_driver = own_ray | {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
             refused = on_a_node("", bare, {**of_driver, "PIP_INDEX_URL": wrong})
             assert (401 in {code for _, code in seen}) and "cannot be built" in refused["error"]
             assert "canary" not in refused["error"] + refused["raw"]

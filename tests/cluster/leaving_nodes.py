@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -60,8 +59,6 @@ def wait_for(count: int) -> None:
 
 
 def main(folder: str) -> int:
-    # Other terminals of this host must not join this cluster.
-    os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(dir="/tmp", prefix="rp")
     head = {**SIZE, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:

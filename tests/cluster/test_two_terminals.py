@@ -49,9 +49,13 @@ class Terminal:
         return dict(json.loads(out.splitlines()[-1]))
 
 
-def test_a_killed_search_and_a_finished_cleaning_harm_nobody(job: Path) -> None:
+def test_a_killed_search_and_a_finished_cleaning_harm_nobody(job: Path, tmp_path: Path) -> None:
+    # The search trains when this file is there.
+    go = tmp_path / "go"
+    held = [*SEARCH, "model.name=file:tests.cluster.held_model:net", f"model.options.until={go}"]
+
     # 1. The search, which started first, is killed while the cleaning runs.
-    search = Terminal("tune", job, *SEARCH)
+    search = Terminal("tune", job, *held)
     search.wait_for("Ray cluster at")
     cleaning = Terminal("clean", job)
     cleaning.wait_for("Ray cluster at")
@@ -62,10 +66,12 @@ def test_a_killed_search_and_a_finished_cleaning_harm_nobody(job: Path) -> None:
     assert cleaned["images"] == 60
 
     # 2. The same search goes on; a cleaning beside it finishes first.
-    search = Terminal("tune", job, *SEARCH)
+    search = Terminal("tune", job, *held)
     search.wait_for("Ray cluster at")
     again = Terminal("clean", job, "clean.tag=again")
     assert again.result()["dropped"] == cleaned["dropped"]
+    assert search.process.poll() is None, "the search has ended before the cleaning"
+    go.touch()
     found = search.result()
     assert found["trials"] == 2 and found["best"]["train.lr"] in (0.01, 0.02)
 

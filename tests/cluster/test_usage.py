@@ -185,11 +185,11 @@ def test_only_gpus_that_cuda_may_see_count(
 
 
 @pytest.mark.slow
-def test_nodes_that_join_leave_or_do_nothing(tmp_path: Path) -> None:
+def test_nodes_that_join_leave_or_do_nothing(own_ray: dict[str, str], tmp_path: Path) -> None:
     """Real raylets: one joins, is used and is killed, and then an idle one joins."""
     command = [sys.executable, "-m", "tests.cluster.leaving_nodes", str(tmp_path)]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, cwd=ROOT, env=dict(os.environ)
+        command, capture_output=True, text=True, timeout=300, cwd=ROOT, env=os.environ | own_ray
     )
     assert done.returncode == 0, done.stderr[-4000:]
     nodes = usage.read(tmp_path / usage.FILE)

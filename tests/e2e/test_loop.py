@@ -13,6 +13,7 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -85,6 +86,19 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     )
 
 
+@pytest.fixture(scope="module")
+def made(
+    ray_session: str, job: Job, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The old domain, cleaned and searched: what the two verbs said."""
+    console = Console(as_json=True)
+    table = {"uri": job.table.uri}
+    ingest(job, job.table.uri, photos(tmp_path_factory.mktemp("old") / "old", "old", 240), "old")
+    cleaned = verbs.run("clean", with_(job, table=table | {"version": 0}), console)
+    tuned = verbs.run("tune", with_(job, table=table | {"version": "clean"}), console)
+    return cleaned, tuned
+
+
 def with_(job: Job, **sections: object) -> Job:
     return validate(Job, job.model_dump() | sections)
 
@@ -138,14 +152,12 @@ def counts(job: Job) -> dict[str, int]:
 
 
 def test_drift_leads_to_a_better_champion_and_a_rerun_adds_nothing(
-    ray_session: str, job: Job, tmp_path: Path
+    made: tuple[dict[str, Any], dict[str, Any]], job: Job, tmp_path: Path
 ) -> None:
     console = Console(as_json=True)
     images = job.table.uri
-    ingest(job, images, photos(tmp_path / "old", "old", 240), "old")
-    cleaned = verbs.run("clean", with_(job, table={"uri": images, "version": 0}), console)
+    cleaned, tuned = made
     assert cleaned["images"] == 240
-    tuned = verbs.run("tune", with_(job, table={"uri": images, "version": "clean"}), console)
     assert tuned["trials"] == 3
     assert tuned["metrics"]["val_accuracy"] > 0.9
     assert tuned["champion"] == tuned["model"] == "loop/1"
@@ -265,9 +277,8 @@ def assert_found_by_a_balanced_search(
     )
 
 
-def test_a_challenger_that_is_no_better_is_refused_with_the_reason(
-    ray_session: str, job: Job, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("made")
+def test_a_challenger_that_is_no_better_is_refused_with_the_reason(job: Job) -> None:
     """Trained again on rows of its own domain alone, a model cannot be better beyond chance than
     one with no mistakes.
     """
@@ -288,9 +299,15 @@ def test_a_challenger_that_is_no_better_is_refused_with_the_reason(
         nowhere = with_(again, gate={"slices": [part | {"where": {"shift": "b"}}]})
         retrain(store, nowhere, None, first)
     champion = promote.require_champion(store)
+    plain = retrain(store, with_(again, gate={}), None, first)
+    assert not plain.decision.act
+    assert plain.decision.reason.startswith("Refused: no gain beyond chance")
+    assert promote.require_champion(store) == champion
+
+    # With limits, those that it breaks are named, too.
     done = retrain(store, again, None, first)
     assert not done.decision.act
-    assert "Refused" in done.decision.reason
+    assert done.decision.reason.startswith(plain.decision.reason)
     assert "latency" in done.decision.reason and "0.01 is allowed" in done.decision.reason
     [bees] = done.named
     assert bees.judged is not None and 0 < bees.judged.images < done.union.images

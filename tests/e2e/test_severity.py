@@ -136,9 +136,8 @@ def test_an_estimate_is_near_the_truth(
     # The same again is the same row, read from the table.
     again = checked(store, job, TableConfig(uri=str(tmp_path / "night")), f"night of {contrast:g}")
     assert again.key == done.key and again.report.severity == found
-    run = store.client.search_runs([store.experiment_id], f"tags.`raypipe.key` = '{done.key}'")
-    if run:
-        assert run[0].data.metrics["drift.accuracy"] == pytest.approx(found.accuracy)
+    (run,) = store.client.search_runs([store.experiment_id], f"tags.`raypipe.key` = '{done.key}'")
+    assert run.data.metrics["drift.accuracy"] == pytest.approx(found.accuracy)
 
 
 def test_garbage_gets_no_estimate_and_is_no_calm(store: Store, job: Job, tmp_path: Path) -> None:

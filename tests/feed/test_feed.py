@@ -106,10 +106,13 @@ def test_all_loaders_and_world_sizes_deliver_identical_batches_and_resume_at_any
     table: Any,
 ) -> None:
     whole = [b.inputs for b in opened(table[0], "threads").train(3)]
+    assert len(whole) == 22
     for carrier in CARRIERS:
         for world, step in ((1, 7), (2, 0), (3, 11), (5, 9)):
             ranks = [opened(table[0], carrier, rank, world).train(3, step) for rank in range(world)]
-            for t, parts in enumerate(zip(*ranks, strict=True), start=step):
+            steps = list(zip(*ranks, strict=True))
+            assert len(steps) == len(whole) - step
+            for t, parts in enumerate(steps, start=step):
                 places = torch.from_numpy(np.concatenate([p.positions_B for p in parts]))
                 together = torch.cat([p.inputs for p in parts])[places.argsort()]
                 assert torch.equal(together, whole[t]), (carrier, world, t)

@@ -31,6 +31,14 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]
         assert not made.service.wrong
 
 
+@pytest.fixture
+def rng() -> random.Random:
+    """Another seed each time. RAYPIPE_TEST_SEED repeats the one that a failed test has printed."""
+    seed = int(os.environ.get("RAYPIPE_TEST_SEED") or random.randrange(10**6))
+    print(f"RAYPIPE_TEST_SEED={seed}")
+    return random.Random(seed)
+
+
 def require_all(service: Service, said: dict[str, Any]) -> None:
     """Each record that was kept has arrived or is counted as dropped."""
     run = f"step{said['step']}"
@@ -54,8 +62,8 @@ def steps(server: Running, tmp_path: Path, first: int, last: int) -> list[dict[s
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_kills_at_some_steps(server: Running, tmp_path: Path) -> None:
-    first = random.Random().randrange(250)
+def test_kills_at_some_steps(server: Running, rng: random.Random, tmp_path: Path) -> None:
+    first = rng.randrange(250)
     found = steps(server, tmp_path, first, first + 6)
     for said in found:
         require_all(server.service, said)
@@ -115,12 +123,13 @@ def test_processes_that_share_a_spool(server: Running, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("step0/sinks/*/1/*-*-*.*"))
 
 
-def test_small_spool_lost_answers_and_three_processes(server: Running, tmp_path: Path) -> None:
+def test_small_spool_lost_answers_and_three_processes(
+    server: Running, rng: random.Random, tmp_path: Path
+) -> None:
     """What arrives and what is counted as dropped add up, though answers are lost on the way."""
-    random_ = random.Random()
     lossy = [Answer(503)] * 10 + [Answer()] * 8
     lossy += [Answer(500, takes=True), Answer(takes=True, hangs_up=True)]
-    server.service.draw = lambda: random_.choice(lossy)
+    server.service.draw = lambda: rng.choice(lossy)
     started = [writer(server, tmp_path, name, 250, 1500) for name in "abc"]
     for process in started:
         process.communicate(timeout=120)

@@ -37,7 +37,9 @@ def told_by(process: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     )
 
 
-def test_a_search_runs_on_two_nodes(searches: Searches, tmp_path: Path) -> None:
+def test_a_search_runs_on_two_nodes(
+    searches: Searches, own_ray: dict[str, str], tmp_path: Path
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -50,7 +52,11 @@ def test_a_search_runs_on_two_nodes(searches: Searches, tmp_path: Path) -> None:
         str(notes),
         port,
     ]
-    told = told_by(subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT))
+    told = told_by(
+        subprocess.run(
+            command, capture_output=True, text=True, timeout=300, cwd=ROOT, env=os.environ | own_ray
+        )
+    )
     assert told["trials"] == 4 and told["best"]["train.lr"] >= 1e-2
     ran = {node.name: len(list(node.iterdir())) for node in notes.iterdir()}
     assert len(ran) == 2 and sum(ran.values()) >= 4, f"trials by node: {ran}"

@@ -87,10 +87,27 @@ def test_the_best_alone_is_no_soup(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("is_better", [True, False])
 def test_a_search_registers_the_mean_when_it_is_better(
-    searches: Callable[..., Job], tmp_path: Path
+    is_better: bool,
+    searches: Callable[..., Job],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From the same start at nearly the same rate: close enough to be averaged."""
+    """From the same start at nearly the same rate: close enough to be averaged.
+
+    Which of both is better is close, too. So the other one is judged ten worse than it is.
+    """
+    judged: list[dict[str, float]] = []
+
+    def judge(*given: Any) -> dict[str, float]:
+        metrics = validate(*given)
+        judged.append(metrics)
+        # The best trial alone is judged first.
+        is_mean = len(judged) == 2
+        return metrics if is_mean == is_better else metrics | {"val_loss": metrics["val_loss"] + 10}
+
+    monkeypatch.setattr(several, "validate", judge)
     space = {"train.lr": "grid(0.01, 0.0101, 1e-6)", "model.side_px": "choice(32)"}
     job = searches(
         tmp_path,
@@ -102,13 +119,12 @@ def test_a_search_registers_the_mean_when_it_is_better(
         },
     )
     found = search(job)
-    best = found.trials[0]
-    assert set(found.members) <= {t.name for t in found.trials[:2]} and len(found.members) in (0, 2)
-    if found.members:
-        assert (
-            found.best.metrics["val_loss"] <= best.metric
-            and found.best.checkpoint != best.checkpoint
-        )
+    best, other, *_ = found.trials
+    assert len(judged) == 2
+    assert found.members == ((best.name, other.name) if is_better else ())
+    assert (found.best.checkpoint != best.checkpoint) == is_better
+    registered = judged[1 if is_better else 0]["val_loss"]
+    assert found.best.metrics["val_loss"] == pytest.approx(registered, rel=1e-4)
     data = prepare(found.job, pin(job.table, job.feed))
     again = validate(found.job, data, assemble(found.job, found.best).state_dict())
     assert again["val_loss"] == pytest.approx(found.best.metrics["val_loss"], rel=1e-4)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,9 +37,6 @@ def main(job: str, notes: str, port: str) -> int:
         # What the nodes start asks there, and not at another cluster on this host.
         f"127.0.0.1:{port}"
     )
-    # Ray's test cluster records itself as `ray start` does; other terminals of this host must not
-    # join it.
-    os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(dir="/tmp", prefix="rp")
     size = {"num_cpus": 1, "object_store_memory": 200 * 2**20}
     cluster = Cluster(
         initialize_head=True,

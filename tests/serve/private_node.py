@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -42,8 +41,6 @@ def sees(private: str) -> list[str]:
 
 def main(config: str, private: str, port: str) -> int:
     os.environ["RAY_ADDRESS"] = f"127.0.0.1:{port}"
-    # Other terminals of this host must not join this cluster.
-    os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(dir="/tmp", prefix="rp")
     head = {"num_cpus": 0, "object_store_memory": MEMORY, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={**head, "gcs_server_port": int(port)})
     node = second_node(private, port)

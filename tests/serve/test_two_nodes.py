@@ -42,7 +42,7 @@ def mlflow_server(folder: Path) -> AbstractContextManager[str]:
 @pytest.mark.slow
 @pytest.mark.skipif(not _can_unshare(), reason="a mount namespace needs root")
 def test_a_node_without_the_drivers_folders_predicts_from_a_registry_behind_http(
-    registered: Registered, tmp_path: Path
+    registered: Registered, own_ray: dict[str, str], tmp_path: Path
 ) -> None:
     private = tmp_path / "private"
     private.mkdir()
@@ -72,7 +72,7 @@ def test_a_node_without_the_drivers_folders_predicts_from_a_registry_behind_http
             text=True,
             timeout=300,
             cwd=ROOT,
-            env=os.environ | {"TMPDIR": str(private / "tmp")},
+            env=os.environ | own_ray | {"TMPDIR": str(private / "tmp")},
         )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "the node sees [] and the driver ['run', 'tmp']" in done.stdout

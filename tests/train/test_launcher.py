@@ -161,7 +161,9 @@ def test_no_error_shows_a_credential(inbox: Inbox, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-5d2e9a")
     sent(inbox, 0, lambda box: box.error(OSError("refused canary-5d2e9a")))
     sent(inbox, 1, lambda box: box.error(DataError("canary-5d2e9a", got="canary-5d2e9a")))
-    for file in inbox.folder.iterdir():
+    files = list(inbox.folder.iterdir())
+    assert len(files) == 2
+    for file in files:
         assert "canary" not in file.read_text() and "***" in file.read_text()
 
 
