@@ -9,6 +9,7 @@ from typing_extensions import Self
 
 from raypipe.artifacts.settings import ArtifactsConfig
 from raypipe.costs.settings import CostConfig
+from raypipe.registry.tracking import LEAST_COPIED
 from raypipe.search.settings import SearchConfig
 from raypipe.serve.batch import PredictConfig
 from raypipe.serve.evaluation import EvaluateConfig
@@ -58,6 +59,17 @@ class Job(TrainSections):
             raise ValueError(
                 f"watch.retrain_sampling=balanced needs one class an image, and model.task={task}. "
                 "Set it to auto"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _accuracy_can_be_estimated(self) -> Self:
+        # Not a rule of the section: a champion of before may have been trained with so few.
+        images = self.registry.severity_images
+        if 0 < images < LEAST_COPIED:
+            raise ValueError(
+                f"registry.severity_images={images} is too few for an estimate of the accuracy: it "
+                f"needs {LEAST_COPIED}. Set 0 for no estimate"
             )
         return self
 

@@ -318,6 +318,17 @@ def test_a_run_folder_beyond_a_link_is_one_place_for_everybody(tmp_path: Path) -
     assert run.path == tmp_path / "far" / "run"
 
 
+@pytest.mark.parametrize(("images", "is_refused"), [(0, False), (1, True), (39, True), (40, False)])
+def test_too_few_images_for_an_estimate_are_refused(images: int, is_refused: bool) -> None:
+    """With 39 of them there was no estimate, and only a drift check said so."""
+    tree = {"table": {"uri": "t"}, "registry": {"severity_images": images}}
+    if not is_refused:
+        assert config.validate(Job, tree).registry.severity_images == images
+        return
+    with pytest.raises(ConfigError, match=rf"severity_images={images} is too few.*needs 40.*Set 0"):
+        config.validate(Job, tree)
+
+
 def test_a_folder_is_no_config_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"This is a folder, and no config file.*--table"):
         config.load(Outer, tmp_path)

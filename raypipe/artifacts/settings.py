@@ -14,9 +14,10 @@ class ArtifactsConfig(Section):
     """Where copies of reports, packages and logs go when a verb has ended."""
 
     uri: str | None = None
-    """A place in an object store (s3://, abfss://, gs://), or a folder. When a verb ends, it copies
-    its report, the model's package and its log to RUN-NAME/VERB-KEY/ there; if it failed, only its
-    log. null: no copies."""
+    """A place in an object store (s3://, abfss://, gs://), or a folder. When ingest, clean, train,
+    tune, predict, evaluate, serve, drift or retrain ends, it copies its report, the model's package
+    and its log to RUN-NAME/VERB-KEY/ there; if it failed, only its log. After Ctrl-C the next of
+    these verbs sends the log. null: no copies."""
 
     storage_options: StorageOptions = Field(default=None, repr=False)
     """Options of the store, as those of a table. Credentials among them are never written; they

@@ -43,7 +43,8 @@ def export(
     """Write a registered model as ONNX, torch.export or TorchScript: uint8 pixels in, scores out.
 
     Normalisation is inside; decoding and resizing are described in the file. The file is refused
-    if one of its scores differs from the model's by more than 1e-4.
+    if one of its scores differs from the model's by more than 1e-4; for a regression, by more than
+    1e-4 of the number, or of the labels' standard deviation if that is larger.
 
     Example: [bold]raypipe export onnx models:/solar@champion solar.onnx run.dir=runs/solar[/bold]
     """

@@ -98,10 +98,7 @@ def _told(job: Job, console: Console) -> dict[str, Any]:
         )
         training.crown_first(store, first)
         console.leaderboard(found.metric, found.standings, top=5)
-        done(
-            f"{found.drawn} trials, best {found.metric} {found.trials[0].metric:.1%}, "
-            f"registered as {first}"
-        )
+        done(_searched(found, first))
 
     # The negative control: cells of the same kind must not raise an alarm.
     console.heading("Night 1: more of the same")
@@ -263,6 +260,12 @@ def _count(table: TableConfig, version: TableVersion) -> int:
 
 def _short(version: TableVersion) -> str:
     return f"{Path(version.uri).name}@v{version.version}"
+
+
+def _searched(found: SearchResult, registered: ModelVersion) -> str:
+    # The metric may be a loss, which is no share.
+    best = report.number(found.trials[0].metric)
+    return f"{found.drawn} trials, best {found.metric} {best}, registered as {registered}"
 
 
 def _cleaned(result: CleanResult) -> str:

@@ -7,6 +7,7 @@ publishes a model fills in a `Card`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -217,14 +218,16 @@ def _row(values: Iterable[str]) -> str:
 def _paragraph(text: str) -> str:
     """Text of users on a line of its own, where the first character may make a heading of it."""
     escaped = _plain(text).lstrip()
-    return "\\" + escaped if escaped[:1] in set("#>-+=~") else escaped
+    return "\\" + escaped if escaped[:1] in set("#>-+=") else escaped
 
 
 def _plain(text: str) -> str:
     """Text of users in a line of Markdown: a class may be called `a|b` or `<script>`."""
     # The backslash first: it stands before each of the others.
-    for mark in ("\\", "|", "`", "[", "*"):
+    for mark in ("\\", "|", "`", "[", "*", "~"):
         text = text.replace(mark, "\\" + mark)
+    # Within a word an underscore is text: small_cnn stays readable in a file that nobody renders.
+    text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)
     return " ".join(text.replace("<", "&lt;").splitlines())
 
 

@@ -30,6 +30,7 @@ from raypipe.registry.graph import Format, Run
 from raypipe.registry.package import Package, Predictions
 
 MOST_APART = 1e-4  # scores of the file and of the package
+OF_NUMBERS = "of the number, or of the labels' standard deviation if that is larger"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Exported:
     """What was written, and how near it is to the package.
 
     size: bytes. apart: the largest difference of a score, before int8, over so many images.
+    relative: apart is a share OF_NUMBERS, as for every regression, here and of int8.
     """
 
     path: Path
@@ -75,6 +77,7 @@ class Exported:
     images: int
     source: str
     int8: Int8 | None = None
+    relative: bool = False
 
 
 def export(
@@ -106,12 +109,14 @@ def export(
         # What was written is read again and run: the file is judged, not the graph in memory.
         scores_NC, took_s = _run(graph.read(format, path), pixels_NHWC)
         apart = _apart(package, scores_NC, expected)
+        relative = _is_relative(package)
+        unit = f" {OF_NUMBERS}," if relative else ""
         # NaN is not <= anything.
         if not apart <= MOST_APART:
             raise DataError(
                 f"The {format} file gives other scores than the model",
                 got=f"{apart:.2g} apart",
-                rule=f"At most {MOST_APART:g} on {len(pixels_NHWC)} images",
+                rule=f"At most {MOST_APART:g}{unit} on {len(pixels_NHWC)} images",
                 fix="Try another format: onnx, pt2 or torchscript",
             )
 
@@ -123,7 +128,7 @@ def export(
             path = small
         size = path.stat().st_size
         path.replace(out)
-    return Exported(out, format, size, apart, len(pixels_NHWC), sample.source, changed)
+    return Exported(out, format, size, apart, len(pixels_NHWC), sample.source, changed, relative)
 
 
 def check(format: Format, int8: bool) -> None:
@@ -169,13 +174,16 @@ def _run(run: Run, pixels_NHWC: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _apart(package: Package, found_NC: np.ndarray, expected: Predictions) -> float:
-    """The largest difference of two scores; of a regression's numbers, relative to them or to the
-    spread of the labels, whichever is larger."""
+    """The largest difference of two scores; for a regression, as a share OF_NUMBERS."""
     apart_NC = np.abs(found_NC - expected.scores_NC)
-    # Numbers may be of any size: 1e-4 of 5,000 is less than float32 can hold.
-    if package.task.kind == "regression":
+    if _is_relative(package):
         apart_NC = apart_NC / np.maximum(package.model.spread or 1.0, np.abs(expected.scores_NC))
     return float(apart_NC.max())
+
+
+def _is_relative(package: Package) -> bool:
+    """Numbers may be of any size: 1e-4 of 5,000 is less than float32 can hold."""
+    return package.task.kind == "regression"
 
 
 def _quantised(path: Path) -> Path:

@@ -29,6 +29,8 @@ from raypipe.tables.storage import StorageOptions
 
 MOVES = "raypipe-moves"  # the table of alias moves, where no setting names it
 
+LEAST_COPIED = 40  # images, of whose changed copies an accuracy can be estimated
+
 _SQLITE = "sqlite:///"
 
 
@@ -67,7 +69,7 @@ class RegistryConfig(Section):
     severity_images: int = Field(default=200, ge=0, le=2_000)
     """Number of validation images that a `single_label` model predicts in nine changed copies when
     it is registered. From these, drift checks estimate the accuracy on images without labels. More:
-    narrower intervals, and more time. 0: no estimate."""
+    narrower intervals, and more time. 0: no estimate; 1 to 39 are too few for one."""
 
     severity_s: float = Field(default=60.0, gt=0)
     """Most seconds for predicting the changed copies. If that is not enough for 40 images, there is

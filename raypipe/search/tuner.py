@@ -102,6 +102,8 @@ def search(
             "settings of steps: one trial is run. Set search.space to compare heads",
             job.train.solver,
         )
+    if job.idle_augment and "finetune" not in space.values("model.mode"):
+        log.warning("%s", job.idle_augment)
     if cfg.populated and is_default:
         log.info(
             "search.scheduler=%s draws what can change while a trial trains: %s. All trials have "

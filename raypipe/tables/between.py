@@ -222,7 +222,12 @@ def surplus(mine_N2: np.ndarray, others_M2: np.ndarray) -> np.ndarray:
 def _identified(table: ImageTable, rows: Rows) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Of each row group: the rows' numbers in it, and their identities. By tasks on the cluster."""
     columns = (table.columns.id, table.columns.image)
-    reading = ray.put((rows.schema, columns, rows.where, table.storage_options))
+    how = (rows.schema, columns, rows.where, table.storage_options)
+    if not ray.is_initialized():
+        # A dry run. Ray would start a cluster for the first task.
+        yield from (_identify(group.for_task(), how) for group in rows.fragments)
+        return
+    reading = ray.put(how)
     task = ray.remote(num_cpus=1, max_retries=3)(without_secrets(_identify))
     # A few tasks at a time, and their results in order.
     started: deque[ray.ObjectRef] = deque()

@@ -55,9 +55,9 @@ class CleanConfig(Section):
     verdict.
     """
 
-    near_duplicate: float = Field(default=0.998, gt=0.5, le=1)
+    near_duplicate: float = Field(default=0.998, ge=LEAST_SIMILARITY, le=1)
     """Two images with at least this similarity (0-1) are near-duplicates. Different solar cells of
-    one module reach 0.9977.
+    one module reach 0.9977. At least 0.9: fastdup lists no pairs that are less similar.
     """
 
     dark: float = Field(default=8.0, ge=0, le=255)
@@ -70,7 +70,9 @@ class CleanConfig(Section):
     """An image is blurred if the variance of its Laplacian, on pixels 0-255, is below this."""
 
     outlier: float = Field(default=0.6, ge=0, le=1)
-    """An image is an outlier if its nearest image is less similar (0-1) than this."""
+    """An image is an outlier if its nearest image is less similar (0-1) than this. At most 5 % of
+    the images can be outliers: fastdup names no more.
+    """
 
     drop: tuple[verdicts.Verdict, ...] = (
         "exact_duplicate",

@@ -30,14 +30,18 @@ class IngestConfig(Section):
     """
 
     stratify: bool = False
-    """Keep the shares of `splits` within every label, with a difference of an image or two."""
+    """Keep the shares of `splits` within every label, with a difference of an image or two.
+    Near-duplicates stay together, so the difference may be as large as a group of them.
+    """
 
     seed: int = 0
     """Another seed draws other splits."""
 
     near_bits: int = Field(default=12, ge=0, lt=16)
     """Images whose perceptual hashes differ in at most this number of 256 bits go to one split. 0:
-    only equal hashes. An image that looks like images of two splits goes to that of the nearest.
+    only equal hashes. A group has at most half as many images as the smallest split should have,
+    and at least room for 16; further images like it may go to other splits. An image that looks
+    like images of two splits goes to that of the nearest.
     """
 
     formats: tuple[decode.Format, ...] = Field(default=decode.FORMATS, min_length=1)

@@ -81,7 +81,8 @@ class TrainSections(Section):
     model: ModelConfig = ModelConfig()
     """The network and its input."""
     augment: AugmentConfig = AugmentConfig()
-    """Random changes of training images."""
+    """Random changes of training images. They have no effect on frozen features, which are made
+    once, of the images as they are: set `model.mode=finetune`."""
     train: TrainConfig = TrainConfig()
     """How the model is trained."""
     registry: RegistryConfig = RegistryConfig()
@@ -160,6 +161,19 @@ class TrainSections(Section):
                 "Set it to weighted"
             )
         return self
+
+    @property
+    def idle_augment(self) -> str:
+        """Which settings of `augment` change nothing, in words; "" if they all count."""
+        if self.model.mode != "frozen":
+            return ""
+        usual = AugmentConfig().model_dump()
+        given = self.augment.model_dump()
+        names = [f"augment.{name}" for name in usual if given[name] != usual[name]]
+        if not names:
+            return ""
+        has = "has" if len(names) == 1 else "have"
+        return f"{', '.join(names)} {has} no effect on frozen features: set model.mode=finetune"
 
     def _require_solvable(self) -> None:
         """Raise ValueError for a setting that train.solver cannot honour."""

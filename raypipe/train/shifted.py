@@ -30,6 +30,7 @@ from raypipe.images import decode, shifts
 from raypipe.models import calibrate as temperature
 from raypipe.models.predictor import Predictor
 from raypipe.models.severity import LEAST_OF_DOMAIN, Calibration, calibrate, require_enough
+from raypipe.registry.tracking import LEAST_COPIED
 from raypipe.timer import OutOfTime, interrupted
 from raypipe.train import looked_at
 from raypipe.train.job import TrainJob
@@ -39,7 +40,6 @@ from raypipe.train.unseen import Unseen
 STRENGTHS = (0.3, 0.6, 1.0)
 KNOWN = 500
 """Images as they are, of which the package keeps 32 numbers each."""
-LEAST_COPIED = 40
 AT_ONCE = 16
 ONE, OTHERS = "all", "(other domains)"
 

@@ -125,8 +125,8 @@ class DriftConfig(Section):
     in raypipe if it has the test, with equal results; else (lsdd, classifier, spot_the_diff,
     learned_kernel) by Alibi Detect. The report says which, and why."""
     permutations: int = Field(default=500, ge=20)
-    """Random permutations for a p-value of mmd, lsdd or learned_kernel, and of chi2 if classes have
-    few images. The time grows with their number.
+    """Random permutations for a p-value of mixture, mmd, online, lsdd or learned_kernel, and of
+    chi2 if classes have few images. The time grows with their number.
 
     Needed: at least the number of tests / alpha, because the smallest p-value is 1 / (permutations
     + 1). More: a steadier p-value.
@@ -136,7 +136,8 @@ class DriftConfig(Section):
     The time grows with the square of this number."""
     window: int = Field(default=50, ge=10)
     """Images of the window that the detector online slides over a batch, at most half of the batch.
-    Smaller: it finds a strong change sooner. Larger: it finds a weaker one."""
+    Smaller: it finds a strong change sooner. Larger: it finds a weaker one. Of a batch of more than
+    max_rows images a sample is compared, in its order: then the window spans more of the batch."""
     unusual: int = Field(default=12, ge=0)
     """Number of images in the report that are least like the reference."""
 

@@ -31,12 +31,16 @@ PAIRS = 500_000
 LEAST_CVM = 1e-6
 
 
+def drawn(rows: int, most: int, rng: np.random.Generator) -> np.ndarray:
+    """The numbers of at most so many rows, drawn evenly, in their order."""
+    if rows <= most:
+        return np.arange(rows)
+    return np.sort(rng.choice(rows, most, replace=False))
+
+
 def subsample(rows_ND: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
     """At most so many rows, drawn evenly, in their order; float64."""
-    rows_ND = rows_ND.astype(np.float64)
-    if len(rows_ND) <= most:
-        return rows_ND
-    return rows_ND[np.sort(rng.choice(len(rows_ND), most, replace=False))]
+    return rows_ND[drawn(len(rows_ND), most, rng)].astype(np.float64)
 
 
 def columns(scores_NC: np.ndarray) -> np.ndarray:

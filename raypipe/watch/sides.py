@@ -14,7 +14,7 @@ import numpy as np
 from raypipe.errors import DataError
 from raypipe.images.measure import SEEN
 from raypipe.watch import groups, projection
-from raypipe.watch.detectors.detector import Pair
+from raypipe.watch.detectors.detector import Night, Pair
 from raypipe.watch.domains import Rows
 from raypipe.watch.settings import LEAST_ROWS
 
@@ -203,11 +203,11 @@ def _arrival(reference: Side, batch: Side, max_rows: int, seed: int) -> Pair | s
         return f"only {len(order_M)} images of the batch say when they came"
     rng = np.random.default_rng(seed)
     most = min(max_rows, projection.MOST_ONLINE)
-    sides = [
-        projection.subsample(rows_ND.astype(np.float32), most, rng)
-        for rows_ND in (reference.embedding_ND, batch.embedding_ND[order_M])
-    ]
-    return Pair(*projection.project(*sides))
+    ours_ND = projection.subsample(reference.embedding_ND.astype(np.float32), most, rng)
+    places_M = projection.drawn(len(order_M), most, rng)
+    theirs_MD = batch.embedding_ND[order_M[places_M]].astype(np.float32).astype(np.float64)
+    night = Night(places_M, len(order_M))
+    return Pair(*projection.project(ours_ND, theirs_MD), night=night)
 
 
 def rows_of(side: Side) -> Rows:

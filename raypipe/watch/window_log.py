@@ -83,8 +83,13 @@ class Log:
     def __init__(self, uri: str, line: str, options: dict[str, str] | None) -> None:
         self.uri, self.line, self._options = resolve(uri), line, options
         self._base: Any = None
+        self._is_written = True
         self.entries: tuple[Entry, ...] = ()
         self.refresh()
+
+    def only_look(self) -> None:
+        """From now on events are kept in memory alone: for a plan, which writes nothing."""
+        self._is_written = False
 
     def refresh(self) -> None:
         """Read the newest version. Raises DataError for a table of something else."""
@@ -110,6 +115,9 @@ class Log:
         """
         number = self.entries[-1].number + 1 if self.entries else 1
         entry = replace(entry, number=number)
+        if not self._is_written:
+            self.entries = (*self.entries, entry)
+            return True
         row = vars(entry) | {"line": self.line, "name": name, "table": table}
         why = commit_properties(f"drift check {name}: window {entry.window} {entry.event}")
         rows = pa.Table.from_pylist([row], SCHEMA)

@@ -11,7 +11,7 @@ from raypipe.errors import ConfigError, DataError
 from raypipe.images.decode import decode_good
 from raypipe.models.tasks import NUMERIC
 from raypipe.registry import export as exporting
-from raypipe.registry.export import Exported, Sample
+from raypipe.registry.export import OF_NUMBERS, Exported, Sample
 from raypipe.registry.graph import FORMATS, Format
 from raypipe.registry.package import Package
 from raypipe.tables import label_column, scan
@@ -33,12 +33,13 @@ class ExportedModel(Result):
 
     def facts(self) -> Facts:
         done = self.done
+        unit = f" {OF_NUMBERS}" if done.relative else ""
         facts = {
             "model": self.version,
             "file": str(done.path),
             "size": f"{done.size / 1e6:.2f} MB",
             "compared on": f"{done.images} images: {done.source}",
-            "scores apart": f"at most {_at_most(done.apart, 1)}",
+            "scores apart": f"at most {_at_most(done.apart, 1)}{unit}",
         }
         if done.int8 is None:
             return facts
@@ -47,7 +48,7 @@ class ExportedModel(Result):
         # Two numbers are hardly ever the same.
         facts |= {} if self.numeric else {"int8, same labels": f"{int8.agree:.1%}"}
         facts |= {
-            "int8, scores apart": f"at most {_at_most(int8.apart, 2)}",
+            "int8, scores apart": f"at most {_at_most(int8.apart, 2)}{unit}",
             "int8, size": f"1/{int8.smaller:.2f} of float32",
             "int8, speed": f"{int8.faster:.2f} times float32, on this machine",
         }

@@ -22,6 +22,7 @@ from raypipe.errors import RaypipeError
 from raypipe.feed.dataset import Pinned
 from raypipe.images import shifts
 from raypipe.job import Job
+from raypipe.registry.tracking import LEAST_COPIED
 from raypipe.search import budget, networks, refit, refit_together, variants
 from raypipe.search.budget import Ending, Refit, Speed
 from raypipe.search.leaderboard import Trial
@@ -29,7 +30,6 @@ from raypipe.search.ledger import Ledger
 from raypipe.search.refit_together import Again
 from raypipe.search.result import SearchResult
 from raypipe.timer import OutOfTime, interrupted
-from raypipe.train import shifted
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import wants_gpu
 from raypipe.train.trainer import Plan
@@ -63,7 +63,7 @@ def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
     if job.model.task == "single_label":
         images = job.registry.severity_images
         forecast.shifted = images * len(shifts.KINDS)
-        forecast.least_shifted = min(images, shifted.LEAST_COPIED) * len(shifts.KINDS)
+        forecast.least_shifted = min(images, LEAST_COPIED) * len(shifts.KINDS)
 
 
 def speed_of(found: SearchResult, name: str | None = None) -> Speed | None:

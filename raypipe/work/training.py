@@ -60,6 +60,8 @@ def _train(job: Job, show: Show, monitors: Sequence[Monitor]) -> Trained:
     store = open_store(job.run, job.registry, job.artifacts)
     _tell_of_champion(store, pinned, show)
     _tell_of_splits(pinned, job.feed, show)
+    if job.idle_augment:
+        show.say(job.idle_augment)
     show.say(f"Training {job.model.name} ({job.model.mode}) with {_workers(job)}")
     with _shown(job.training, show) as told:
         planned = trainer.plan(job.training, pinned)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 import torch
+from deltalake import DeltaTable
 
 from raypipe.config import validate
 from raypipe.costs import rates
@@ -106,6 +108,79 @@ def test_a_finished_training_is_named(cli: Cli, config: Path) -> None:
     _, out, _ = cli("drift", config, batch, horizon, "--dry-run", "--json")
     assert json.loads(out)["plan"]["tests"].endswith("alpha 0.0001")
     assert files(config.parent) == before, "a dry run wrote something"
+
+
+def test_a_check_is_planned_of_what_came_since_the_last_one(
+    cli: Cli, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each plan was of all rows of the batch, though the last check had seen them."""
+    uri = str(tmp_path / "night")
+    given = [f"watch.batch.uri={uri}", "cluster.address=local"]
+
+    def came(first: int, count: int) -> None:
+        for seed in range(first, first + count):
+            file = tmp_path / "photos" / "warm" / f"{seed}.jpg"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(encode(striped(seed, "warm"), "JPEG"))
+        source = {"from": {"images": str(tmp_path / "photos")}}
+        ingest(TableConfig(uri=uri), validate(IngestConfig, source))
+
+    def plan(verb: str = "drift") -> dict[str, Any]:
+        before = files(tmp_path)
+        code, out, err = cli(verb, config, *MODEL, *given, "--dry-run", "--json")
+        assert code == 0, err
+        assert files(tmp_path) == before, "a dry run wrote something"
+        said = json.loads(out)
+        return {**said["plan"], "not estimated": said["not_estimated"]}
+
+    def done(*command: object) -> None:
+        code, _, err = cli(*command, "--json")
+        assert code == 0, err
+
+    done("train", config, *MODEL, "train.epochs=1", "train.batch_size=16")
+    came(100, 30)
+    assert plan()["images"] == 30
+    done("drift", config, *given)
+    assert plan()["images"] == 0 and "already" in plan()["kept"]
+
+    came(130, 5)
+    waits = plan()
+    assert waits["images"] == 5 and "a check needs 20" in waits["waits"]
+    assert not waits["not estimated"], "there is no drift test"
+    assert "a check needs 20" in plan("retrain")["check: waits"]
+
+    came(135, 20)
+    assert plan()["images"] == 25 and plan()["window"].startswith("window 2 (what came after v0")
+    assert plan("retrain")["check: images"] == 25
+    # Rows of the first window are in another file now: all are compared, and no cluster is started.
+    rows = DeltaTable(uri).to_pyarrow_table(columns=["image_id"])["image_id"].to_pylist()
+    first = DeltaTable(uri, version=0).to_pyarrow_table(columns=["image_id"])["image_id"][0]
+    assert DeltaTable(uri).delete(f"image_id = '{first}'")["num_deleted_rows"] == 1
+    assert len(rows) == 55
+    with monkeypatch.context() as fresh:
+        fresh.setattr(ray, "is_initialized", lambda: False)
+        for name in ("init", "put"):
+            fresh.setattr(ray, name, lambda *args, **how: pytest.fail("a cluster was started"))
+        assert plan()["images"] == 25
+
+    done("drift", config, *given)
+    assert plan()["images"] == 0 and "nothing came" in plan()["kept"]
+    # Another champion has predicted none of them.
+    done("train", config, *MODEL, "train.epochs=1", "train.batch_size=16", "train.lr=0.002")
+    done("promote", config, "--version", "2")
+    assert plan()["images"] == 25 and plan()["model"] == "dry/2"
+
+
+def test_a_training_names_augmentation_that_frozen_features_do_not_have(
+    cli: Cli, config: Path
+) -> None:
+    """Features were computed of the images as they are, and nothing said so."""
+    given = ["model.side_px=32", "train.epochs=1", "augment.flip_vertical=true"]
+    code, _, err = cli("train", config, *given, "augment.degrees=0", "--json")
+    assert code == 0, err
+    assert "augment.flip_vertical has no effect on frozen features: set model.mode=finetune" in err
+    code, _, err = cli("train", config, *given, *MODEL, "--json")
+    assert code == 0 and "no effect" not in err, err
 
 
 def test_tune_says_how_many_epochs_its_scheduler_leaves(cli: Cli, config: Path) -> None:

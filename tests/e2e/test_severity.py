@@ -212,7 +212,8 @@ def test_a_table_of_an_older_raypipe_gets_the_columns(
     ],
 )
 def test_why_there_is_none(job: Job, changes: dict[str, Any], says: str) -> None:
-    other = replace(job, changes).training
+    # Not the whole job, which refuses 30 images: an earlier raypipe's champion may have them.
+    other = replace(job.training, changes)
     pinned = pin(other.table, other.feed)
     model = ImageModel(other.model, 2)
     held_out = unseen.reference(other, model, pinned, other.run.path)

@@ -98,6 +98,15 @@ def test_names_of_users_are_text_and_never_markup() -> None:
     assert "\\[x](http" in text and "\\`cat\\` new" in text
 
 
+def test_underscores_and_tildes_of_a_name_are_no_emphasis() -> None:
+    """The classes `__init__` and `_x_` stood in bold and in italics; small_cnn was right."""
+    names = ("__init__", "_x_", "a__b", "~~old~~", "big_red_cell")
+    text = markdown(card("single_label", names))
+    for said in (r"\_\_init\_\_", r"\_x\_", r"a\_\_b", r"\~\~old\~\~", "big_red_cell"):
+        assert f"| {said} | " in text
+    assert "Backbone: small_cnn\n" in text
+
+
 @pytest.mark.parametrize(
     "start", ["# Best", "> Best", "- Best", "===", "<b>", "![x](y)", "\n\n# Best"]
 )

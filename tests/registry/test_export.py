@@ -59,6 +59,7 @@ def test_a_file_says_what_the_package_says(
     made = built(tmp_path / "package", task, views, temperature)
     done = export(made, format, tmp_path / "out" / "model", sample(32))
     assert done.apart <= exporting.MOST_APART and done.size == done.path.stat().st_size
+    assert done.relative == (task == "regression")
     assert [path.name for path in done.path.parent.iterdir()] == ["model"]
     run = graph.read(format, done.path)
     for count in (1, 3, 7):

@@ -210,7 +210,25 @@ def test_progress_counts_trials_to_the_end(searches: Searches, tmp_path: Path) -
     assert {standing.state for standing in told[-1][2]} == {"full"}
 
 
-@pytest.mark.usefixtures("ray_session")
+@pytest.mark.usefixtures("ray_session", "heard")
+@pytest.mark.parametrize(
+    ("space", "is_said"),
+    [({"train.lr": "grid(1e-2)"}, True), ({"model.mode": "choice(frozen, finetune)"}, False)],
+)
+def test_augmentation_without_an_effect_is_named(
+    space: dict[str, str],
+    is_said: bool,
+    searches: Searches,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    backbone = {"name": "efficientnet_lite0", "mode": "frozen", "side_px": 32}
+    changes = {"model": backbone, "train.epochs": 1, "augment.erase": 0.5}
+    search(searches(tmp_path, **changes, **{"search.samples": 1, "search.space": space}))
+    said = "augment.erase has no effect on frozen features" in caplog.text
+    assert said == is_said
+
+
 def test_a_space_that_cannot_be_is_refused_before_anything_is_written(
     searches: Searches, tmp_path: Path
 ) -> None:

@@ -238,6 +238,13 @@ def test_a_policy_that_would_leave_nothing_is_refused_and_drops_nothing(tmp_path
     assert ImageTable(source.uri).tags() == {}
 
 
+def test_a_similarity_of_which_fastdup_lists_no_pairs_is_refused() -> None:
+    """A limit of 0.8 found the pairs from 0.9 on, without a word."""
+    with pytest.raises(ConfigError, match=r"near_duplicate is wrong \(got 0\.8\).*0\.9"):
+        validate(CleanConfig, {"near_duplicate": 0.8})
+    assert validate(CleanConfig, {"near_duplicate": 0.9}).near_duplicate == 0.9
+
+
 def test_a_policy_may_keep_what_it_finds(tmp_path: Path, textured: Draw) -> None:
     source = make(tmp_path / "cells", [textured(1), b"no image"])
     done = clean(source, CleanConfig(drop=(), tag="judged"))

@@ -152,6 +152,22 @@ def test_as_a_detector_it_needs_an_order_and_says_where_the_night_changed() -> N
         checked({"arrived_N": order[:-1]})
 
 
+def test_of_a_sampled_night_it_names_places_of_the_whole_night() -> None:
+    """The last 100 of 1,200 images were called "images 151 to 200 of 200 as they came"."""
+    rng = np.random.default_rng(11)
+    reference, night = rows(rng, 150), np.concatenate([rows(rng, 1_000), rows(rng, 200, 1.0)])
+    scores = np.full((1_350, 2), 0.5)
+    order = rng.permutation(1_200)  # of the rows in the table
+    seen = Seen(arrived_N=order.astype(float).tolist())
+    cfg = DriftConfig(detectors=("online",), max_rows=200, window=20)
+    batch = (scores[:150], scores[150:], cfg, 0, Seen(), seen)
+    found = detect(reference, night[order], *batch)
+    detail = found.evidence[0].detail
+    first, last = [int(word) for word in detail.split() if word.isdecimal()][:2]
+    assert found.is_drift and 950 < first < last <= 1_200, detail
+    assert detail.endswith("of 1200 as they came (200 of them were compared)")
+
+
 def test_it_is_computed_here_whatever_the_engine_is() -> None:
     for name in ("auto", "exact", "alibi"):
         chosen = engine.choose(name, ["online"])  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -150,3 +151,15 @@ def test_two_numbers_are_no_labels_that_agree() -> None:
     done = Exported(Path("a.onnx"), "onnx", 10, 1e-6, 3, "drawn", small)
     assert "int8, same labels" in ExportedModel("m/1", False, done).facts()
     assert "int8, same labels" not in ExportedModel("m/1", True, done).facts()
+
+
+def test_the_difference_of_an_exported_regression_has_its_unit() -> None:
+    """A difference of 0.3 between two prices was printed as "at most 1e-06"."""
+    small = Int8(0.0, 0.1, 4.0, 1.5, None, None)
+    score = Exported(Path("a.onnx"), "onnx", 10, 1e-6, 3, "drawn", small)
+    said = ExportedModel("m/1", False, score).facts()
+    assert said["scores apart"] == "at most 1e-06"
+    number = ExportedModel("m/1", True, replace(score, relative=True))
+    assert number.facts()["scores apart"].startswith("at most 1e-06 of the number, or of the")
+    assert number.facts()["int8, scores apart"].startswith("at most 0.1 of the number, or of the")
+    assert number.summary()["relative"]

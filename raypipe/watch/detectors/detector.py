@@ -22,14 +22,27 @@ KINDS = ("embedding", "scores", "classes", "looks", "copies", "arrival")
 
 
 @dataclass(frozen=True)
+class Night:
+    """The images of a batch in the order in which they came, and those of them that are compared.
+
+    places_M: of the batch's rows among all of them, from 0 on. images: how many came.
+    """
+
+    places_M: np.ndarray
+    images: int
+
+
+@dataclass(frozen=True)
 class Pair:
     """Both sides of one kind. names: of the columns, or of the classes; may be empty. units: what
-    changes places in a permutation; None: each row alone."""
+    changes places in a permutation; None: each row alone. night: where the batch's rows are from,
+    for `arrival`; None: they are all that came."""
 
     reference: np.ndarray
     batch: np.ndarray
     names: tuple[str, ...] = ()
     units: Units | None = None
+    night: Night | None = None
 
 
 @dataclass(frozen=True)

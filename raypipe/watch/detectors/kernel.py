@@ -41,5 +41,12 @@ def online(pair: Pair, setting: Setting) -> Found:
         setting.seed,
     )
     first, last = found.farthest
-    where = f"farthest: images {first} to {last} of {len(pair.batch)} as they came"
+    images = len(pair.batch)
+    drawn = ""
+    if pair.night is not None and images < pair.night.images:
+        # Places among all that came: nobody sees which images were drawn.
+        first, last = (int(pair.night.places_M[place - 1]) + 1 for place in (first, last))
+        drawn = f" ({images} of them were compared)"
+        images = pair.night.images
+    where = f"farthest: images {first} to {last} of {images} as they came{drawn}"
     return Found(found.statistic, found.p_value, where)

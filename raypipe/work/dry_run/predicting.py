@@ -10,13 +10,15 @@ from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.registry.package import Package
 from raypipe.serve import batch, since
-from raypipe.serve.links import links
+from raypipe.serve.links import batches, links
 from raypipe.serve.workers import Reading
 from raypipe.tables import between
 from raypipe.tables.address import resolve
 from raypipe.tables.between import Rows
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.watch import promise
+from raypipe.watch.window_log import Entry
+from raypipe.watch.windows import Waiting, Windows
 from raypipe.work.dry_run.at import At
 from raypipe.work.evaluate import columns_of, model_of
 from raypipe.work.find import batch_of, looked_at
@@ -113,9 +115,43 @@ def champion(job: Job) -> Package:
     return model_of(looked_at(job), None).package
 
 
+def _window(at: At) -> tuple[Facts, tuple[Part, ...]]:
+    """Predicting the images that the next check looks at. `waits`: too few came for one."""
+    job, source = at.job, batch_of(at.job)
+    windows = Windows(source, job.watch, job.run, at.show.say)
+    windows.log.only_look()
+    model = _model(at, None)
+    window = windows.next()
+    if isinstance(window, Waiting):
+        facts: Facts = {"table": str(window.table), "images": window.images, "waits": str(window)}
+        return facts | at.facts(), (estimate.START.part("start", 1.0),)
+
+    # There may be a newer version than the one that the window was opened with.
+    source = source.model_copy(update={"version": window.version.version})
+    if window.rows is None:
+        facts, parts = predictions(at, source, job.predict.since)
+    elif window.again and _has_predicted(model, windows.log.checked[-1], source):
+        facts = _facts(at, ImageTable.open(source), window.version, model, 0)
+        facts["kept"] = "nothing came since the last check, and this model has predicted its images"
+        parts = (estimate.START.part("start", 1.0),)
+    else:
+        table = ImageTable.open(source)
+        facts, parts = _work(at, table, window.version, window.rows, model)
+    return facts | ({"window": str(window)} if window.number else {}), parts
+
+
+def _has_predicted(model: Model, checked: Entry, source: TableConfig) -> bool:
+    """Are the predictions of a checked window this model's? There may be another champion since."""
+    options = source.storage_options
+    for rows in batches(checked.predictions, checked.prediction, ["model"], options):
+        return rows["model"].to_pylist()[:1] == [str(model.version)]
+    return False
+
+
 def drift(at: At) -> Planned:
-    source = batch_of(at.job)
-    facts, parts = predictions(at, source, at.job.predict.since)
+    facts, parts = _window(at)
+    if "waits" in facts:
+        return Planned("drift", facts, parts, most=True)
     model = str(facts["model"])
     alpha = promise.level(at.job.run, at.job.watch, "the next images", model)
     if alpha is None:

@@ -22,11 +22,9 @@ from raypipe.search.trials.trial import data_key
 from raypipe.search.trials.trial_resources import at_once, plan_resources
 from raypipe.train.job import TrainJob
 from raypipe.watch import around, heads, labels
-from raypipe.work.dry_run import training
+from raypipe.work.dry_run import predicting, training
 from raypipe.work.dry_run.at import At, check_registry, data, model_facts, training_job, unfound
-from raypipe.work.dry_run.predicting import champion, predictions
 from raypipe.work.dry_run.training import afterwards, within
-from raypipe.work.find import batch_of
 from raypipe.work.planned import Planned
 from raypipe.work.result import Facts
 
@@ -200,14 +198,13 @@ def retrain(at: At) -> Planned:
     """The check, and the challenger that follows if there is drift."""
     job = at.job
     pinned = pin(job.table, job.feed, kind=job.model.task)
-    facts: Facts = {}
-    parts: tuple[Part, ...] = ()
+    check = Planned("drift", {})
     if job.watch.batch is not None or not job.watch.force:
-        facts, parts = predictions(at, batch_of(job), job.predict.since)
-        facts = {f"check: {name}": value for name, value in facts.items()}
+        check = predicting.drift(at)
+    facts = {f"check: {name}": value for name, value in check.what.items()}
 
     # A challenger starts from the champion's settings, not from the job's.
-    package = champion(job)
+    package = predicting.champion(job)
     name = job.registry.model or job.run.name
     of_task.require_same("The challenger", job.model.task, f"of {name}", package.task.kind)
     theirs = validate(TrainJob, package.info["config"])
@@ -228,5 +225,5 @@ def retrain(at: At) -> Planned:
         trained, found, missing = _search(at, base, cfg)
     else:
         trained, found, missing = training.parts_of(at, first)
-    missing = ["the drift tests", *missing, "the comparison of two models"]
-    return Planned("retrain", facts | found, (*parts, *trained), True, ", ".join(missing))
+    missing = [*filter(None, [check.missing]), *missing, "the comparison of two models"]
+    return Planned("retrain", facts | found, (*check.parts, *trained), True, ", ".join(missing))
