@@ -147,6 +147,18 @@ class TrainConfig(ParallelConfig):
         return self
 
     @model_validator(mode="after")
+    def _an_image_for_each(self) -> TrainConfig:
+        """A worker without an image computes another's: norms of all workers would count it."""
+        size = self.batch_size
+        if self.sync_bn and isinstance(size, int) and size < self.most_workers:
+            raise ValueError(
+                f"sync_bn=true takes statistics of the whole batch, and of batch_size={size} "
+                f"not each of {self.most_workers} workers has an image. "
+                "Raise batch_size, or set sync_bn=false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _known_to_spark(self) -> TrainConfig:
         if self.launcher == "ray":
             return self
