@@ -83,7 +83,8 @@ class TrainConfig(ParallelConfig):
     """Write checkpoints in a thread while the training continues. A kill may then cost one more
     interval."""
     keep_best: int = Field(default=1, ge=1)
-    """Number of best epochs whose checkpoints are kept, beside the newest one."""
+    """Number of best epochs whose checkpoints are kept, beside the newest one and the one before
+    it."""
     timeout_s: float = Field(default=120.0, gt=0)
     """Seconds that a worker waits for another; then the group of workers has failed."""
     max_failures: int = Field(default=1, ge=0)
