@@ -4,7 +4,8 @@ It is a pure function of (seed, epoch, row group sizes) and the same at every wo
 steps make it:
 
 1. Shuffle the row groups and lay their samples end to end: the line.
-2. Cut the line into `shards` equal parts.
+2. Cut the line into `shards` equal parts. If there are fewer row groups than shards, the parts
+   change places at random in each epoch.
 3. Cut each shard into windows of `window` whole row groups. Shuffle the samples inside each
    window.
 4. Take one sample from each shard in turn: the stream. A place in it is a position, 0..N-1.
@@ -19,6 +20,10 @@ Example: 4 row groups of 3 samples, shards=2, window=2, B=4, seed 2, epoch 0.
     3 windows          10 8 11 7 6 9  | 1 0 2, 4 5 3      (shard 0: one window; shard 1: two)
     4 stream           10 1 8 0 11 2 7 4 6 5 9 3          (shard 0, shard 1, shard 0, …)
     5 batch 0          10 1 8 0;  of 2 ranks, rank 0 reads 10 8 and rank 1 reads 1 0
+
+Batch t takes the same shards in every epoch, unless `shards` divides the batch. With many row
+groups step 1 puts others there. With one row group these would be the same rows, so the parts
+change places.
 
 Windows of neighbouring shards start at different row groups (`phase`). In the example, the first
 window of shard 1 has one row group only. So the ranks load row groups one by one, and not all of
@@ -54,8 +59,9 @@ from raypipe.feed.sampling import resample
 from raypipe.feed.share import Share, deal
 
 # Format of the order and of what is keyed by it. It is part of a training's key.
-# Format 1 keyed augmentation by sample, and filled up the ranks' parts of a batch.
-FORMAT = 2
+# Format 1 keyed augmentation by sample, and filled up the ranks' parts of a batch. Format 2 gave
+# each shard of a small table the same rows in every epoch.
+FORMAT = 3
 
 # Samples planned together: for batches of 64 it takes a fifth of the time, and the first batch
 # still does not wait.
@@ -202,9 +208,16 @@ class Epoch:
 
         # 2. The shards: the first `rest` of them hold one sample more than the others.
         share, rest = divmod(self.samples, self._shards)
-        shard = np.arange(self._shards + 1)
-        self._shard_starts = shard * share + np.minimum(shard, rest)
-        self._shard_groups = self._group_at(self._shard_starts[:-1])
+        shards = np.arange(self._shards)
+        sizes = share + (shards < rest)
+        # In which order they lie on the line.
+        laid = shards
+        if len(sizes_F) < self._shards:
+            laid = np.random.default_rng([*self._key, 3]).permutation(shards)
+        self._shard_ends = np.empty_like(sizes)
+        self._shard_ends[laid] = np.cumsum(sizes[laid])
+        self._shard_starts = self._shard_ends - sizes
+        self._shard_groups = self._group_at(self._shard_starts)
 
         # 3. The windows are shuffled when they are needed.
         self._shuffled: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
@@ -253,8 +266,8 @@ class Epoch:
         """Row groups roughly in the order of need: the first of every shard, the second of every
         shard, …
         """
-        # A shard's row groups end where those of the next shard begin.
-        firsts = self._shard_groups.copy()
+        # A shard's row groups end where those of the next shard on the line begin.
+        firsts = np.sort(self._shard_groups)
         firsts[:1] = 0  # those without a sample come before the first shard
         ends = np.append(firsts[1:], len(self._first_sample_F))
 
@@ -285,7 +298,7 @@ class Epoch:
         end_group = np.clip(end_group, 0, last)
 
         shard_start = self._shard_starts[shard]
-        shard_end = self._shard_starts[shard + 1]
+        shard_end = self._shard_ends[shard]
         low = np.maximum(self._group_starts[first_group], shard_start)
         high = np.minimum(self._group_starts[end_group], shard_end)
         return window, low, high

@@ -40,6 +40,7 @@ GRAY_PX = 128
 # Of gray samples of a few bits: the step between two levels, when they are stretched to 0..255.
 GRAY_STEPS = {"L;2": 85, "L;4": 17}
 RGB_16, RGB_16_LOW = "RGB;16B", "RGB;16L"  # of 16-bit colours, as a PNG has them, and turned around
+DARK = 4096 >> 8  # the high byte of a 16-bit sample, which is read, stays below it for 12 bits
 TIFF_PHOTOMETRIC = 262  # the tag that says whether 0 is black or white
 
 # EXIF orientations (1: upright), by what must be undone.
@@ -67,7 +68,9 @@ class BadImage(DataError):
 class ImageInfo:
     """What ingest records of an accepted image; sizes in pixels, before EXIF rotation.
 
-    more: the file has further pages or frames, of which nothing is read.
+    more: the file has further pages or frames, of which nothing is read. dark: its samples have 16
+    bits, and all are below 4096, as those of a camera of 12 bits or fewer. They are read as levels
+    0 to 15 of 255.
     """
 
     format: str
@@ -75,6 +78,7 @@ class ImageInfo:
     height: int
     mode: str
     more: bool = False
+    dark: bool = False
 
 
 def open_image(
@@ -123,8 +127,14 @@ def inspect(
     format = "JPEG" if image.format == "MPO" else image.format or ""
     # What a phone adds to a JPEG is the same photograph, smaller or deeper.
     more = format != "JPEG" and bool(getattr(image, "is_animated", False))
-    info = ImageInfo(format, image.width, image.height, image.mode, more)
-    gray = Image.fromarray(_load(image)).convert("L")
+    # Asked before `_load` forgets it.
+    samples = _samples(image)
+    # BGR;16 is a BMP that has 16 bits for the three colours of a pixel together.
+    is_deep = ";16" in samples and not samples.startswith("BGR")
+    pixels_HWC = _load(image)
+    dark = is_deep and int(pixels_HWC.max()) < DARK
+    info = ImageInfo(format, image.width, image.height, image.mode, more, dark)
+    gray = Image.fromarray(pixels_HWC).convert("L")
     return info, np.asarray(gray)
 
 

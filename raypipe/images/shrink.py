@@ -55,5 +55,5 @@ def stored(
     options = {"compress_level": 6} if kind == "PNG" else {"quality": quality}
     out = io.BytesIO()
     image.save(out, kind, **options)
-    copy = decode.ImageInfo(kind, image.width, image.height, image.mode, info.more)
+    copy = decode.ImageInfo(kind, image.width, image.height, image.mode, info.more, info.dark)
     return out.getvalue(), copy

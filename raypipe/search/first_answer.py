@@ -260,7 +260,7 @@ def _fitted(job: TrainJob, changes: dict[str, Any], data: Data, folder: Path, na
     # One process, whatever the job's trials take; and a checkpoint that exists when it is named.
     alone = {"strategy": "single", "checkpoint_async": False}
     job = job.model_copy(update={"train": job.train.model_copy(update=alone)})
-    with Saver(target, job.train) as saver:
+    with Saver(target, job.train, recent=1) as saver:
         state = train_rank(job, data, newest(target), saver, lambda metrics, state: None)
     metric = metric_of(state.history[0], job.train.stopping.metric)
     usable = state.best_epoch >= 0 and not math.isnan(metric)

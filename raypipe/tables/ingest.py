@@ -310,7 +310,7 @@ def _refuse_gaps(cfg: IngestConfig, drawn: split.Placed, placed: split.Placed) -
 
 def _warn(cfg: IngestConfig, state: State, counts: Counts) -> None:
     """Log gaps that may be chance or a small table, images that have look-alikes in another split,
-    and images of which a part is read.
+    images of which a part is read, and images that are nearly black.
     """
     gaps = split.missing(state.drawn, state.placed, cfg.splits)
     if gaps:
@@ -334,6 +334,12 @@ def _warn(cfg: IngestConfig, state: State, counts: Counts) -> None:
         log.warning(
             "%d images have several pages or frames: only the first of each is read",
             counts.more,
+        )
+    if counts.dark:
+        log.warning(
+            "%d images are nearly black: their files have 16 bits, and no value reaches 4096. "
+            "Stretch such values, as of a camera of 12 bits, to 16 bits before you ingest them",
+            counts.dark,
         )
 
 

@@ -44,6 +44,8 @@ class Counts:
     more: int = 0
     # Of the added images: they look like images of a group in another split, too.
     between: int = 0
+    # Of the added images: they have 16 bits, and use 12 of them.
+    dark: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     splits: Counter[str] = field(default_factory=Counter)
     # Images of `splits` whose split was drawn, because the source did not give it.
@@ -218,7 +220,7 @@ def decide(batch: list[pa.Table], cfg: IngestConfig, state: State) -> Decision:
     for chunk in batch:
         # The accepted rows of this chunk, and the columns that are decided here.
         kept, columns = [], []
-        small = chunk.select(["image_id", "reason", "look", "given", "label", "more"])
+        small = chunk.select(["image_id", "reason", "look", "given", "label", "more", "dark"])
         for i, row in enumerate(small.to_pylist()):
             image_id = row["image_id"]
             if row["reason"]:
@@ -252,6 +254,7 @@ def decide(batch: list[pa.Table], cfg: IngestConfig, state: State) -> Decision:
 
                 counts.unlabelled += label is None
                 counts.more += bool(row["more"])
+                counts.dark += bool(row["dark"])
                 counts.returned += image_id in state.ever_dropped
                 counts.splits[chosen] += 1
                 if not given:

@@ -50,6 +50,8 @@ SCHEMA = pa.schema(
         ("bytes", pa.int64()),
         # the file has further pages or frames, which are not read
         ("more", pa.bool_()),
+        # its 16-bit samples are those of 12 bits
+        ("dark", pa.bool_()),
         ("image", pa.binary()),
     ]
 )
@@ -113,6 +115,7 @@ class Verifier:
             "height": info.height,
             "bytes": len(stored),
             "more": info.more,
+            "dark": info.dark,
             "look": measure.difference_hash(gray_HW).hex(),
             "image": stored,
         }

@@ -65,7 +65,10 @@ def publish(
         if registered is not None:
             return registered
         why = called_for or CalledFor(name, f"raypipe {name} was called")
-        why = why.behind(planned.job.train.start_from)
+        began = planned.job.train.start_from
+        # A refit begins with a trial of its own search, which learned from the same rows.
+        if began is None or not any(Path(began).is_relative_to(folder) for folder in recorded):
+            why = why.behind(began)
         return _publish(store, planned, result, key, name, children, folders, why, until)
 
 

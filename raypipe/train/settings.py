@@ -83,7 +83,8 @@ class TrainConfig(ParallelConfig):
     """Write checkpoints in a thread while the training continues. A kill may then cost one more
     interval."""
     keep_best: int = Field(default=1, ge=1)
-    """Number of best epochs whose checkpoints are kept, beside the newest one."""
+    """Number of best epochs whose checkpoints are kept, beside the newest one and the one before
+    it."""
     timeout_s: float = Field(default=120.0, gt=0)
     """Seconds that a worker waits for another; then the group of workers has failed."""
     max_failures: int = Field(default=1, ge=0)
@@ -144,6 +145,18 @@ class TrainConfig(ParallelConfig):
         if self.fewest_workers > self.most_workers:
             both = [self.fewest_workers, self.most_workers]
             raise ValueError(f"workers={both}: the smaller number comes first")
+        return self
+
+    @model_validator(mode="after")
+    def _an_image_for_each(self) -> TrainConfig:
+        """A worker without an image computes another's: norms of all workers would count it."""
+        size = self.batch_size
+        if self.sync_bn and isinstance(size, int) and size < self.most_workers:
+            raise ValueError(
+                f"sync_bn=true takes statistics of the whole batch, and of batch_size={size} "
+                f"not each of {self.most_workers} workers has an image. "
+                "Raise batch_size, or set sync_bn=false"
+            )
         return self
 
     @model_validator(mode="after")

@@ -41,13 +41,17 @@ def is_package(folder: Path) -> bool:
 def learned_by(folder: str | None) -> np.ndarray:
     """identities_N2 of the rows behind `train.start_from` (learned.py): those that a package says.
 
-    A checkpoint says none: a refit's is of the same rows. Of an older package that is a warning.
+    A checkpoint says none, nor does an older package: that is a warning.
     """
-    if folder is None or not is_package(Path(folder)):
+    if folder is None:
         return learned.NONE_N2
-    kept = learned.by(_opened(Path(folder)))
+    kept = learned.by(_opened(Path(folder))) if is_package(Path(folder)) else None
     if kept is None:
-        log.warning("Which rows the weights of %s have learned from is not recorded", folder)
+        log.warning(
+            "Which rows the weights of %s have learned from is not recorded: test images among "
+            "them count as unseen",
+            folder,
+        )
         return learned.NONE_N2
     return kept
 

@@ -1,7 +1,7 @@
 """While a group of workers has not started: say that it waits, and let SIGTERM end the wait.
 
-Ray Train waits for ever until there is room for all workers. The workers see the file that asks them
-to leave (worker_group.py) only when they run.
+Ray Train waits for ever until there is room for all workers. These see the file that asks them to
+leave (worker_group.py) only when they run.
 """
 
 from __future__ import annotations

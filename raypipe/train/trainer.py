@@ -46,7 +46,7 @@ from raypipe.train.measure import tensorboard
 from raypipe.train.measure.meter import ReportPosition
 from raypipe.train.objective import METRICS
 from raypipe.train.spark_launch import on_executors
-from raypipe.train.stopping import unusable
+from raypipe.train.stopping import best_of, unusable
 from raypipe.train.worker import Data, Prepared, meter_of, train_stages
 
 log = logging.getLogger("raypipe")
@@ -168,10 +168,11 @@ def _run_into(
         job = _ending_by(until, job, checkpoints)
         state = _train(job, data, checkpoints, report, report_position)
     _require_usable(job, state)
+    best_epoch, best = _best_whole(job, checkpoints, state)
     outcome = Outcome(
         history=state.history,
-        best_epoch=state.best_epoch,
-        checkpoint=str(_best_checkpoint(checkpoints, state)),
+        best_epoch=best_epoch,
+        checkpoint=str(best),
         stopped=state.stopped,
         device_s=state.worker_s,
     )
@@ -190,18 +191,44 @@ def _ending_by(until: float | None, job: TrainJob, checkpoints: Path) -> TrainJo
     return replace(job, {"train.anneal_s": min(job.train.anneal_s, left_s)})
 
 
-def _best_checkpoint(checkpoints: Path, state: LoopState) -> Path:
-    """The checkpoint of the best epoch. Raises RaypipeError when it is incomplete."""
-    best = checkpoints / checkpoint.name(state.best_epoch + 1)
-    problem = checkpoint.verify(best)
-    if problem:
+def _best_whole(job: TrainJob, checkpoints: Path, state: LoopState) -> tuple[int, Path]:
+    """The best epoch, counted from 0, among those whose weights are whole, and its checkpoint.
+
+    Warns if that is not the best of all: another run of the same command would find no more.
+    Raises RaypipeError if no epoch's weights are whole.
+    """
+
+    def at(epoch: int) -> Path:
+        return checkpoints / checkpoint.name(epoch + 1)
+
+    best = at(state.best_epoch)
+    problem = checkpoint.verify(best, model_only=True)
+    if problem is None:
+        return state.best_epoch, best
+    whole = [
+        epoch
+        for epoch in range(len(state.history))
+        if checkpoint.verify(at(epoch), model_only=True) is None
+    ]
+    rule, last = job.train.stopping, job.train.result == "last"
+    place = best_of([state.history[epoch] for epoch in whole], rule, last)
+    if place < 0:
         raise RaypipeError(
-            f"The best checkpoint is incomplete: {problem}",
-            got=str(best),
-            rule="All nodes share run.dir",
-            fix="Set run.dir",
+            "The weights of the best epoch are damaged, and no other epoch's are whole",
+            got=f"{best}: {problem}",
+            rule="Nothing altered is loaded, and all nodes share run.dir",
+            fix=f"Remove {checkpoints}, and run the same command again: it trains again",
         )
-    return best
+    log.warning(
+        "The weights of the best epoch (%d) are damaged (%s: %s). The result is epoch %d. To train "
+        "again, remove %s and run the same command",
+        state.best_epoch + 1,
+        best.name,
+        problem,
+        whole[place] + 1,
+        checkpoints.parent,
+    )
+    return whole[place], at(whole[place])
 
 
 def never_a_number(job: TrainJob) -> RaypipeError:

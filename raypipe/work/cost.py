@@ -88,12 +88,15 @@ def cost(job: Job, nodes: Sequence[str], show: Show) -> Compared:
         frozen=training.model.mode == "frozen",
         cached=at.carrier_of(training, pinned, {}) == "cache",
     )
-    epochs, most_s = training.train.epochs, training.train.most_s
+    is_fitted = training.train.solver != "steps"
+    epochs, most_s = 1 if is_fitted else training.train.epochs, training.train.most_s
     offers = compare.offers(
         nodes or list(NODES), job.cost, counts, epochs, model, found, most_s or math.inf
     )
     what = f"{training.model.name}, {training.model.mode}, {side_px} px"
     job_text = f"{what}, {epochs} epochs of {counts.train:,} images"
+    if is_fitted:
+        job_text = f"{what}, {counts.train:,} images; without fitting the head"
     if most_s is not None:
         job_text += f", {most_s:,.0f} s at most"
     return Compared(job_text, tuple(offers))

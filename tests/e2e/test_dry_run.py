@@ -72,6 +72,36 @@ def test_train_says_what_it_would_do_and_take(cli: Cli, config: Path, table: Pat
     assert (files(config.parent), files(table)) == before, "a dry run wrote something"
 
 
+def test_a_head_on_a_frozen_backbone_takes_the_memory_of_a_head(cli: Cli, config: Path) -> None:
+    """It said what the whole backbone would take, and chose the strategy by that."""
+    given = ["model.mode=frozen", "model.side_px=32", "train.batch_size=16"]
+    code, out, err = cli("train", config, *given, "train.epochs=1", "--dry-run", "--json")
+    assert code == 0, err
+    plan = json.loads(out)["plan"]
+    megabytes = float(plan["memory of a worker"].split()[0])
+    assert megabytes < 1 and "optimizer take 0." in plan["strategy"]
+    assert "3.4 million" in plan["model"]  # 13 MB
+
+
+@pytest.mark.parametrize("solver", ["closed", "lbfgs"])
+def test_a_head_that_is_fitted_at_once_has_no_epochs(cli: Cli, config: Path, solver: str) -> None:
+    """Twenty epochs that nobody trains were most of the estimate."""
+    given = ["model.mode=frozen", "model.side_px=32", "train.epochs=1000"]
+    given.append(f"train.solver={solver}")
+    code, out, err = cli("train", config, *given, "--dry-run", "--json")
+    assert code == 0, err
+    said = json.loads(out)
+    [looks] = [part for part in said["parts"] if part["name"] == "epochs"]
+    assert looks["seconds"] < 20  # of 40 images once, with 20 others
+    assert said["plan"]["epochs"] == f"none: train.solver={solver}"
+    assert "fitting the head" in said["not_estimated"]
+    code, out, err = cli("cost", config, *given, "--nodes", "m7i.xlarge", "--json")
+    assert code == 0, err
+    said = json.loads(out)
+    assert "40 images; without fitting the head" in said["job"]
+    assert said["nodes"][0]["trial_usd"] < 20 * said["nodes"][0]["usd_per_hour"] / 3600
+
+
 def test_workers_are_chosen_with_a_reason(cli: Cli, config: Path) -> None:
     given = [*MODEL, "train.epochs=1", "train.batch_size=16", "train.workers=auto"]
     code, out, err = cli("train", config, *given, "--dry-run", "--json")

@@ -347,6 +347,23 @@ def test_images_of_several_pages_are_told_once(
     assert said == ["3 images have several pages or frames: only the first of each is read"]
 
 
+def test_pictures_of_12_bits_in_files_of_16_are_told_once(
+    table: TableConfig, folder: Path, heard: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """raypipe reads the high byte: they were nearly black, and nobody said so."""
+    levels_HW = np.linspace(0, 4095, 32 * 32).reshape(32, 32).astype(np.uint16)
+    Image.fromarray(levels_HW).save(folder / "twelve.png")
+    Image.fromarray(levels_HW[::-1].copy()).save(folder / "twelve.tif")
+    # Not these: all 16 bits, and a dark picture of 8.
+    Image.fromarray(levels_HW * 16).save(folder / "sixteen.png")
+    Image.fromarray((levels_HW >> 8).astype(np.uint8)).save(folder / "eight.png")
+    named = ["twelve.png,a,train", "twelve.tif,a,train", "sixteen.png,a,train", "eight.png,a,train"]
+    for _ in range(2):
+        take(table, folder, [*lines(), *named], formats=["PNG", "TIFF", "JPEG"])
+    said = [record.message for record in caplog.records if "nearly black" in record.message]
+    assert len(said) == 1 and said[0].startswith("2 images are nearly black: their files have 16")
+
+
 def test_an_image_that_no_reader_would_take_is_not_accepted(
     table: TableConfig, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

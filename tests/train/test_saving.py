@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,59 @@ def test_the_best_are_kept(metric: Any, count: int, epochs: set[int]) -> None:
     assert saver.kept(state, StoppingConfig(metric=metric), count) == {
         checkpoint.name(epoch) for epoch in epochs
     }
+
+
+def better(epoch: int) -> LoopState:
+    """Each epoch is the best so far."""
+    history = [{"val_accuracy": e / 10, "val_loss": 1.0} for e in range(epoch)]
+    return LoopState(epoch=epoch, best=epoch / 10, best_epoch=epoch - 1, history=history)
+
+
+def test_a_damaged_newest_checkpoint_costs_one_epoch_though_it_is_the_best(tmp_path: Path) -> None:
+    """It was the only one, and the training began again."""
+    engine: Any = Weight()
+    for epoch in range(1, 5):
+        # As after a restart: nothing is known but what is on the disk.
+        with Saver(tmp_path, TrainConfig()) as save:
+            save(better(epoch), engine)
+    three, four = checkpoint.name(3), checkpoint.name(4)
+    assert names(tmp_path) == [three, four]
+    (tmp_path / four / "weights-00000.safetensors").write_bytes(b"torn")
+    assert saver.newest(tmp_path) == tmp_path / three
+    # The torn one is no checkpoint that another one could come after.
+    with Saver(tmp_path, TrainConfig()) as save:
+        save(better(5), engine)
+    assert names(tmp_path) == [three, checkpoint.name(5)]
+
+
+def test_a_trial_keeps_no_more_than_the_search_reads(tmp_path: Path) -> None:
+    engine: Any = Weight()
+    with Saver(tmp_path, TrainConfig(), recent=1) as save:
+        for epoch in range(1, 4):
+            save(better(epoch), engine)
+    assert names(tmp_path) == [checkpoint.name(3)]
+
+
+@pytest.mark.parametrize(("recent", "flushes"), [(0, True), (1, False)])
+def test_a_manifest_comes_after_the_disk_has_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recent: int, flushes: bool
+) -> None:
+    """After a power cut a manifest could name files that the disk never got."""
+    before: list[str] = []
+    fsync = os.fsync
+
+    def noted(handle: int) -> None:
+        path = Path(f"/proc/self/fd/{handle}").readlink()
+        assert not list(tmp_path.rglob(checkpoint.MANIFEST))
+        before.append(path.name)
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    engine: Any = Weight()
+    with Saver(tmp_path, TrainConfig(), recent) as save:
+        save(LoopState(step=1), engine)
+    files = ["weights-00000.safetensors", "state.json", checkpoint.name(0, 1)]
+    assert before == (files if flushes else [])
 
 
 @pytest.mark.chaos

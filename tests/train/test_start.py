@@ -149,9 +149,11 @@ def test_what_a_package_has_learned_from_is_handed_on(
     assert warm.start.inherited_N2.tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
     assert not caplog.records
     old = packed(tmp_path, trained(CNN, 2, seed=5), CNN, ("a", "b"))
-    for nothing in (None, str(tmp_path / "a-checkpoint"), str(old)):
-        assert not len(CalledFor("train", "asked").behind(nothing).start.inherited_N2)
-    assert "have learned from is not recorded" in caplog.text
+    nothing = (None, str(old), str(tmp_path / "a-checkpoint"))
+    for told, folder in enumerate(nothing):
+        assert not len(CalledFor("train", "asked").behind(folder).start.inherited_N2)
+        assert len(caplog.records) == told
+        assert told == 0 or f"weights of {folder} have learned" in caplog.text
 
 
 def test_a_publication_hands_it_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +173,29 @@ def test_a_publication_hands_it_on(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     store, result = SimpleNamespace(folder=tmp_path), SimpleNamespace(key="k", version=1)
     publish.publish(store, planned, result, "train")  # type: ignore[arg-type]
     assert kept[0].start.inherited_N2.tolist() == [[1, 2]]
+
+
+@pytest.mark.usefixtures("heard")
+@pytest.mark.parametrize("own", [True, False])
+def test_a_checkpoint_says_nothing_of_its_rows_and_a_refit_needs_it_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, own: bool
+) -> None:
+    """Test images that another training's checkpoint had learned from counted as unseen, without a
+    word.
+    """
+    search = tmp_path / "search" / "k"
+    began = (search if own else tmp_path / "train" / "k") / "trials" / "a" / checkpoint.name(1)
+    model = {"name": "small_cnn", "mode": "finetune", "pretrained": False}
+    job = validate(TrainJob, {"table": {"uri": "-"}, "model": model})
+    job = replace(job, {"train.start_from": str(began)})
+    monkeypatch.setattr(publish.versions, "find", lambda *given: None)
+    monkeypatch.setattr(publish, "_publish", lambda *given: None)
+    planned = SimpleNamespace(job=job, folder=tmp_path, pinned=SimpleNamespace(version=1))
+    store, result = SimpleNamespace(folder=tmp_path), SimpleNamespace(key="k", version=1)
+    publish.publish(store, planned, result, "search", recorded=[search])  # type: ignore[arg-type]
+    told = [record.message for record in caplog.records]
+    assert len(told) == (0 if own else 1)
+    assert own or f"Which rows the weights of {began} have learned from is not" in told[0]
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:

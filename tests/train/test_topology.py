@@ -33,6 +33,16 @@ def test_each_worker_needs_an_image_of_the_step() -> None:
     assert choose([8], most=3) == (3, "a step has 3 images, and each worker needs one")
 
 
+def test_norms_of_all_workers_need_an_image_of_each() -> None:
+    """A worker without one computed another's, and the statistics counted that twice."""
+    for workers in (5, [2, 5]):
+        with pytest.raises(ConfigError, match=r"batch_size=4 not each of 5 workers.*sync_bn=false"):
+            validate(TrainConfig, {"workers": workers, "batch_size": 4, "sync_bn": True})
+        validate(TrainConfig, {"workers": workers, "batch_size": 4})
+        validate(TrainConfig, {"workers": workers, "batch_size": 5, "sync_bn": True})
+        validate(TrainConfig, {"workers": workers, "batch_size": "auto", "sync_bn": True})
+
+
 def test_workers_that_span_nodes_are_warned_of() -> None:
     assert "One node with 4 GPUs" in str(spans_nodes(4, [1, 1, 1, 1]))
     for workers, gpus in ((4, [4, 1]), (1, [1]), (2, []), (2, [0, 0])):

@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from raypipe.config import load, replace
-from raypipe.errors import ClusterError, ConfigError, RaypipeError
+from raypipe.errors import ClusterError, ConfigError, DataError, RaypipeError
 from raypipe.feed.dataset import pin
 from raypipe.models.zoo import ImageModel
 from raypipe.train import checkpoint, trainer, unseen
@@ -95,14 +95,52 @@ def test_an_interrupted_run_goes_on_from_its_newest_whole_checkpoint(
     torn = folder / "checkpoints" / checkpoint.name(3) / "weights-00000.safetensors"
     torn.write_bytes(torn.read_bytes()[:100])
     result = trainer.run(job, progress=lambda metrics, state: told.append(state.epoch))
-    assert told in (
-        [1, 2, 3, 3, 4, 5],
-        [1, 2, 3, 2, 3, 4, 5],
-    )  # the best epoch and the last are kept: 3 is torn, 2 or 1 is whole
+    # 3 is torn, and 2 is kept, whichever is the best.
+    assert told == [1, 2, 3, 3, 4, 5]
     assert (
         "epoch-0003-step-0000000: weights-00000.safetensors is missing or cut short" in caplog.text
     )
     assert len(result.history) == 5
+
+
+def test_a_training_ends_though_its_best_checkpoint_is_damaged(
+    jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It failed with "Set run.dir", whatever one did: the newest epoch was whole, and nothing was
+    trained again.
+    """
+    caplog.set_level(logging.WARNING, logger="raypipe")
+    # No epoch is better by more than 1: the first one is the best, and the newest another one.
+    job = jobs(**{"train.epochs": 4, "train.keep_best": 4, "train.stopping.min_delta": 1.0})
+    result = trainer.run(job)
+    checkpoints = Path(result.checkpoint).parent
+    assert result.best_epoch == 0
+
+    def damage(epoch: int, kind: str = "weights") -> None:
+        file = checkpoints / checkpoint.name(epoch + 1) / f"{kind}-00000.safetensors"
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+
+    # The message names the way out, and it leads there.
+    damage(0)
+    with pytest.raises(DataError, match=r"Remove \S+/result\.json, and run the same"):
+        trainer.assemble(job, result)
+    (checkpoints.parent / "result.json").unlink()
+    again = trainer.run(job)
+    assert again.best_epoch == 1 and again.metrics == result.history[1]
+    assert "The weights of the best epoch (1) are damaged (epoch-0001-" in caplog.text
+    assert "The result is epoch 2" in caplog.text
+    trainer.assemble(job, again)
+    # Nobody reads the optimizer of a training that has ended.
+    damage(1, "optimizer")
+    (checkpoints.parent / "result.json").unlink()
+    assert trainer.run(job).best_epoch == 1
+
+    # All are damaged after the last epoch.
+    for epoch in (1, 2, 3):
+        damage(epoch)
+    state = LoopState(epoch=4, history=list(result.history), best_epoch=0)
+    with pytest.raises(RaypipeError, match=r"no other epoch's are whole.*Remove .*checkpoints"):
+        trainer._best_whole(job, checkpoints, state)
 
 
 def test_a_run_killed_mid_epoch_on_two_workers_goes_on_with_one_at_the_next_sample(

@@ -8,9 +8,10 @@ The protocol of a save; all ranks share the folder, and need no other way to mee
 3. Rank 0 writes state.json and waits until the parts of all ranks are there.
 4. Rank 0 publishes manifest.json by an atomic rename. Now the folder is a checkpoint.
 
-A kill at any instruction leaves the previous checkpoint complete. Saving needs no collective
-operation, so it may go on beside training. Nothing is unpickled. tensors.py says how tensors are
-verified when they are read.
+A kill at any instruction leaves the previous checkpoint complete. A power cut does, too, where
+files are flushed to the disk before step 4 (`flushed`); else the newest manifests may outlive the
+files that they name. Saving needs no collective operation, so it may go on beside training. Nothing
+is unpickled. tensors.py says how tensors are verified when they are read.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from torch import Tensor
 
 from raypipe.config import require_format, to_json
 from raypipe.errors import DataError
-from raypipe.files import write_atomic
+from raypipe.files import flush, write_atomic
 from raypipe.train.checkpoint.tensors import WholeTensors, hashes_of, read_verified
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel import Snapshot
@@ -50,11 +51,13 @@ def write(folder: Path, snapshot: Snapshot, state: LoopState) -> Path:
     return publish(folder, state, 1, "alone", 0.0)
 
 
-def write_part(folder: Path, snapshot: Snapshot, rank: int, attempt: str) -> None:
+def write_part(
+    folder: Path, snapshot: Snapshot, rank: int, attempt: str, flushed: bool = False
+) -> None:
     """Write one rank's shard.
 
     attempt: names this run, the same on all ranks. An earlier run may have left parts in the
-    folder.
+    folder. flushed: wait until the disk has the tensors.
     """
     folder.mkdir(parents=True, exist_ok=True)
     # Step 1 of the protocol above.
@@ -67,6 +70,8 @@ def write_part(folder: Path, snapshot: Snapshot, rank: int, attempt: str) -> Non
         if pieces:
             path = folder / f"{kind}-{rank:05d}.safetensors"
             _save_pieces(path, pieces)
+            if flushed:
+                flush(path)
             files[path.name] = _seal(path)
             tensors[path.name] = hashes_of(pieces)
     # The part comes last: it says that this rank's files are complete.
@@ -74,10 +79,22 @@ def write_part(folder: Path, snapshot: Snapshot, rank: int, attempt: str) -> Non
     write_atomic(_part_path(folder, rank), to_json(part))
 
 
-def publish(folder: Path, state: LoopState, world: int, attempt: str, timeout_s: float) -> Path:
-    """On rank 0: wait for the parts of all ranks, and write the manifest. Raises TimeoutError."""
+def publish(
+    folder: Path,
+    state: LoopState,
+    world: int,
+    attempt: str,
+    timeout_s: float,
+    flushed: bool = False,
+) -> Path:
+    """On rank 0: wait for the parts of all ranks, and write the manifest. Raises TimeoutError.
+
+    flushed: as for `write_part`.
+    """
     state_file = folder / "state.json"
     state_file.write_text(to_json(state.to_dict()))
+    if flushed:
+        flush(state_file)
     files = {state_file.name: _seal(state_file)}
     tensors: dict[str, dict[str, str]] = {}
     # The facts of rank 0 stand for all ranks.
@@ -97,6 +114,9 @@ def publish(folder: Path, state: LoopState, world: int, attempt: str, timeout_s:
         "world": world,
         "tensors": tensors,
     }
+    if flushed:
+        # The files' names, too.
+        flush(folder)
     write_atomic(folder / MANIFEST, to_json(manifest))
     return folder
 
@@ -218,6 +238,15 @@ def newest(folders: Iterable[Path]) -> tuple[Path | None, list[str]]:
             return folder, skipped
         skipped.append(f"{folder.name}: {problem}")
     return None, skipped
+
+
+def before(folder: Path) -> Path | None:
+    """The furthest checkpoint beside this one that is not as far. Its tensors are not hashed."""
+    earlier = [path for path in folder.parent.glob("epoch-*") if place(path) < place(folder)]
+    for path in sorted(earlier, key=place, reverse=True):
+        if verify(path, hashes=False) is None:
+            return path
+    return None
 
 
 def name(epoch: int, step: int = 0) -> str:

@@ -64,7 +64,10 @@ def parts_of(at: At, given: TrainJob) -> tuple[tuple[Part, ...], Facts, list[str
     parts = [estimate.START.part("start", found.slowness)]
     if workers > 1 or job.train.launcher != "ray":
         parts.append(estimate.WORKER.part("workers", found.slowness, workers))
-    parts += estimate.training(counts, job.train.epochs, found, where, carrier, frozen)
+    # Other solvers have no epochs: they look once at all images.
+    is_fitted = job.train.solver != "steps"
+    epochs = 1 if is_fitted else job.train.epochs
+    parts += estimate.training(counts, epochs, found, where, carrier, frozen)
     parts += afterwards(job, counts, found, where)
 
     # What it would do.
@@ -75,12 +78,14 @@ def parts_of(at: At, given: TrainJob) -> tuple[tuple[Part, ...], Facts, list[str
     facts["images come from"] = "kept features" if frozen else carrier
     facts["strategy"] = choice.reason
     facts["memory of a worker"] = f"{choice.bytes_a_device / 2**20:,.0f} MB beside Python's own"
-    facts["epochs"] = job.train.epochs
+    facts["epochs"] = f"none: train.solver={job.train.solver}" if is_fitted else epochs
     facts |= _kept(job, pinned)
     auto = unfound(given, pinned)
     if "train.batch_size" in auto:
         facts["batch"] = f"{job.train.batch_size} assumed: train.batch_size=auto is not found yet"
     missing = [f"finding {name}" for name in auto]
+    if is_fitted:
+        missing.append("fitting the head")
     if job.train.launcher != "ray":
         missing.append("the start of Spark")
     stopping = job.train.stopping.model_copy(update={"seconds": job.train.most_s})
@@ -120,13 +125,16 @@ def within(parts: list[Part], cfg: BudgetConfig, workers: float) -> list[Part]:
 def _memory(job: TrainJob, pinned: Pinned, where: Where) -> Choice:
     """The strategy that memory calls for, as the workers will choose it."""
     device = torch.device("cuda" if where.gpu and torch.cuda.is_available() else "cpu")
-    model: torch.nn.Module = ImageModel(job.model, len(pinned.classes))
+    whole = ImageModel(job.model, len(pinned.classes))
+    is_frozen = job.model.mode == "frozen"
+    # A frozen backbone embeds the images once, in tasks of its own. Workers hold the head.
+    model: torch.nn.Module = whole.head if is_frozen else whole
     side_px = job.model.pixels
     example = torch.empty((1, side_px, side_px, 3), dtype=torch.uint8, device="meta")
     workers = job.train.most_workers
     need = need_of(
         model,
-        None if job.model.mode == "frozen" else example,
+        None if is_frozen else example,
         -(-int(job.train.batch_size) // (workers * job.train.accumulate)),
         compute_dtype(job.train.precision, device),
         ema=job.train.ema is not None,
