@@ -142,7 +142,7 @@ def ranked(
             raise trainer.never_a_number(job)
         raise nothing_usable(len(trials), folder, [find_own(one.error) for one in started])
     rule = job.train.stopping
-    return leaderboard.ranked(trials, rule.metric, rule.mode)
+    return leaderboard.ranked(trials, rule.metric, rule.mode, job.train.result)
 
 
 def _started(results: Any, trials: Path) -> Iterator[Any]:
