@@ -254,16 +254,16 @@ def _search_into(
     make_searcher = partial(
         searcher, job, cfg, space, [*planned, *spare], hints, folder, spare=len(spare)
     )
+    concurrent = plan_resources(job, cfg, ray.cluster_resources(), total).concurrent
     if cfg.populated:
         tune_scheduler = pbt.population(job, cfg, space, folder)
     elif cfg.scheduler == "freeze_thaw":
-        concurrent = plan_resources(job, cfg, ray.cluster_resources(), total).concurrent
         rule = job.train.stopping
         tune_scheduler = freeze_thaw(rule, space.most_epochs, space, job.run.seed, concurrent)
     else:
         # The longest trial decides how far the rungs go.
         longest = job.train.model_copy(update={"epochs": space.most_epochs})
-        tune_scheduler = scheduler(cfg, longest, total)
+        tune_scheduler = scheduler(cfg, longest, total, concurrent)
     strategy = _Strategy(total, make_searcher, tune_scheduler, first, len(spare), by_clock)
     keeping = kept.Kept(job, cfg, folder)
     trials, stopped = _run(timed, cfg, strategy, data, folder, progress, keeping, ledger)
@@ -340,7 +340,7 @@ def _run(
         model=job.model,
     )
     # After a kill Tune continues; its own folder has the state.
-    tuner = tune_run.restored(folder / "tune", trainable)
+    tuner = tune_run.restored(folder / "tune", trainable, cfg.scheduler)
     if tuner is None:
         # The searcher is made here, because a restored search brings its own.
         ahead = drawn_ahead(cfg, strategy.total, resources.concurrent)
