@@ -222,7 +222,7 @@ def test_no_more_trials_run_at_a_time_than_there_are_cpus(
     cli: Cli, config: Path, more: str
 ) -> None:
     space = "search.space={train.lr: 'loguniform(0.001, 0.01)'}"
-    given = [*MODEL, "train.epochs=2", "search.samples=6", space, more]
+    given = [*MODEL, "train.epochs=3", "search.samples=6", space, more]
     code, out, err = cli("tune", config, *given, "--dry-run", "--json")
     assert code == 0, err
     cpus = int(ray.cluster_resources()["CPU"])
