@@ -273,6 +273,8 @@ def _search_into(
     mutations.write_schedule(folder / "schedule.yaml", trials[0].schedule)
     if cfg.soup > 1 and trials[0].drawn:
         several.soup_of_best(job, cfg.soup, trials, pinned, data, folder, ledger)
+    elif cfg.soup > 1:
+        ledger.notes.append("No soup: a head of the first answer is better than all trials")
     if cfg.ensemble > 1:
         several.ensemble(folder, job, cfg, trials, pinned, data, ledger)
     trial_files.write(folder / "result.json", trials, stopped, decoded_images(data))
