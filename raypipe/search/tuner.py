@@ -30,7 +30,7 @@ from raypipe.cluster.recorder import recorded
 from raypipe.cluster.usage import FILE as USAGE
 from raypipe.config import dump, key_of, replace, save
 from raypipe.feed.dataset import Pinned, pin
-from raypipe.registry.packing import require_packable
+from raypipe.models import fingerprint
 from raypipe.search import (
     budget,
     feasible,
@@ -121,11 +121,7 @@ def search(
     ledger = ledger or Ledger(cfg.budget_s)
     ledger.refits, ledger.refit_share = cfg.trains_again, cfg.refit_share
     ledger.fits_heads_again = cfg.refit is not None
-    in_key = _in_key(cfg)
-
-    def key_at(version: TableVersion) -> str:
-        return key_of(job.training_key(version), in_key)
-
+    key_at = partial(name_of, job, cfg, space)
     key = key_at(rows.version)
     # A refit comes after the search and does not change it.
     asked, cfg = cfg, cfg.model_copy(update={"refit": None})
@@ -155,6 +151,24 @@ def search(
     if result.checked_on:
         ledger.notes.append(f"The ensemble was checked {result.checked_on}")
     return result
+
+
+def name_of(job: TrainJob, cfg: SearchConfig, space: Space, version: TableVersion) -> str:
+    """The name of a search's folder: a hash of everything that determines its trials.
+
+    job, cfg, space: with all that the search fills in.
+    """
+    return key_of(job.training_key(version), _in_key(cfg) | _sources(space))
+
+
+def _sources(space: Space) -> dict[str, Any]:
+    """Hashes of the user's own files to which drawn backbones lead; {} where none does.
+
+    The job's own backbone is in its training's key.
+    """
+    found = {str(drawn): fingerprint.source(str(drawn)) for drawn in space.values("model.name")}
+    files = {drawn: source for drawn, source in found.items() if source}
+    return {"sources": files} if files else {}
 
 
 def _in_key(cfg: SearchConfig) -> dict[str, Any]:
@@ -189,7 +203,7 @@ def _search_into(
     """Run or continue the search, and write result.json into its folder."""
     job = space.job
     require_shared_folder(job)
-    require_packable(job.model, len(pinned.classes))
+    feasible.require_packages(space, len(pinned.classes))
     save(job, folder / "config.yaml", search=cfg)
     # What a killed run chose may be of another best trial.
     soup.forget(folder)

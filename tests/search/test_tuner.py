@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace as with_
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -14,13 +16,15 @@ from ray import tune
 from ray.util import placement_group_table
 from torch.nn.functional import cross_entropy
 
-from raypipe.config import replace
-from raypipe.errors import ConfigError, RaypipeError
+from raypipe.config import replace, validate
+from raypipe.errors import ConfigError, DataError, RaypipeError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.feed.feed import Source
 from raypipe.job import Job
-from raypipe.search import tuner
+from raypipe.models import fingerprint
+from raypipe.search import feasible, tuner
 from raypipe.search.result import SearchResult
+from raypipe.search.space import parse
 from raypipe.search.trials import trial_data, tune_patches
 from raypipe.search.trials.standing import Standing
 from raypipe.train import checkpoint, trainer
