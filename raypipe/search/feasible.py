@@ -8,8 +8,10 @@ from dataclasses import replace
 import ray
 
 from raypipe.cluster.resources import resources_by_node, room_for
+from raypipe.config import replace as changed
 from raypipe.errors import ClusterError, ConfigError
 from raypipe.feed.dataset import Pinned
+from raypipe.registry.packing import require_packable
 from raypipe.search import refit, starts
 from raypipe.search.schedulers import pbt
 from raypipe.search.searchers import optuna_search
@@ -81,6 +83,20 @@ def check(
     if gpu and job.train.workers == 1:
         _require_gpus(cfg.gpus_per_trial, resources)
     return cfg, space
+
+
+def require_packages(space: Space, classes: int) -> None:
+    """Raise DataError, before the first trial, for a `file:` backbone that no package could hold.
+
+    It may be the job's, or one that trials draw.
+    """
+    models = {space.job.model.name: space.job.model}
+    if any(str(name).startswith("file:") for name in space.values("model.name")):
+        for trial in space.variants(["model.name"]):
+            model = changed(space.job, trial).model
+            models.setdefault(model.name, model)
+    for model in models.values():
+        require_packable(model, classes)
 
 
 def _require_gpus(each: float, resources: Mapping[str, float]) -> None:

@@ -126,8 +126,10 @@ class Kept:
 
     def _with(self, line: Trial) -> list[tuple[Trial, bool]]:
         """Those that ended and this one, marked."""
-        rule = self._job.train.stopping
-        return self._marked(leaderboard.ranked([*self._ended, line], rule.metric, rule.mode))
+        train = self._job.train
+        rule = train.stopping
+        ended = [*self._ended, line]
+        return self._marked(leaderboard.ranked(ended, rule.metric, rule.mode, train.result))
 
     def _line(self, trial: Any, check_weights: bool) -> Trial:
         """Of the leaderboard."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from raypipe.search.trials.epoch_result import metric_of
 from raypipe.search.trials.standing import Reached, Standing
@@ -121,11 +121,13 @@ def lacks_metric(trials: Sequence[Trial], metric: str) -> bool:
     )
 
 
-def ranked(trials: Iterable[Trial], metric: str, mode: Mode) -> list[Trial]:
+def ranked(
+    trials: Iterable[Trial], metric: str, mode: Mode, result: Literal["best", "last"] = "best"
+) -> list[Trial]:
     """From best to worst; those without a usable epoch come last.
 
     Accuracies on few images are often equal. Then the lower loss wins, because a learning rate that
-    is too high shows there first.
+    is too high shows there first. result: which epoch trials offer that do not draw train.result.
     """
     sign = -1 if mode == "max" else 1
 
@@ -134,9 +136,10 @@ def ranked(trials: Iterable[Trial], metric: str, mode: Mode) -> list[Trial]:
         failed = trial.checkpoint is None or not math.isfinite(trial.metric)
         if failed or not is_usable(trial):
             return True, 0.0, 0.0, trial.name
-        # The loss of the epoch whose metric counts.
+        # The loss of the epoch whose metric counts: the first of equal ones, or the last.
         loss = math.inf
-        for line in trial.history:
+        is_last = trial.changes.get("train.result", result) == "last"
+        for line in reversed(trial.history) if is_last else trial.history:
             if metric_of(line, metric) == trial.metric:
                 loss = line["val_loss"]
                 break

@@ -230,6 +230,23 @@ class SearchConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _bracketed(self) -> SearchConfig:
+        if self.scheduler != "hyperband":
+            return self
+        if self.searcher != "random":
+            raise ValueError(
+                "search.scheduler=hyperband compares trials that are drawn before the first one"
+                f" starts, so search.searcher={self.searcher} would learn from none. Set"
+                " search.searcher=random, or another scheduler"
+            )
+        if self.concurrent is not None:
+            raise ValueError(
+                "search.scheduler=hyperband starts all trials as soon as there is room. Leave out"
+                f" search.concurrent={self.concurrent}, or set another scheduler"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_model(self) -> SearchConfig:
         if self.refit is not None and self.soup > 1:
             raise ValueError(

@@ -2,7 +2,8 @@
 
 Greedy soup (Wortsman et al. 2022, "Model soups: averaging weights of multiple fine-tuned models
 improves accuracy without increasing inference time"). Start with the best trial's weights. Take the
-others from best to worst, and keep each one in the mean if validation is at least as good with it.
+others from best to worst, and keep each one in the mean if validation is at least as good with it:
+by the metric, and where that is equal, by the loss.
 
 - Trials of another backbone, mode or resolution are left out by the caller. Weights that lie in
   another basin make the mean worse, so the rule leaves them out.
@@ -13,6 +14,7 @@ others from best to worst, and keep each one in the mean if validation is at lea
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,20 +65,19 @@ def make(
     if unusable(metrics) is not None:
         return None
     members = [best.name]
-    sign = 1 if mode == "max" else -1
+    alone = _goodness(metrics, metric, mode)
     for trial in others:
         # The mean with this trial, if it is usable and as good as without.
         candidate = _mean(mean, _weights(trial), len(members))
         if finite.first_bad(candidate) is not None:
             continue
         candidate_metrics = validate(candidate)
-        before = sign * metric_of(metrics, metric)
-        # False if either value is NaN.
-        if sign * metric_of(candidate_metrics, metric) >= before:
+        # False if the metric is NaN.
+        if _goodness(candidate_metrics, metric, mode) >= _goodness(metrics, metric, mode):
             mean = candidate
             metrics = candidate_metrics
             members.append(trial.name)
-    if len(members) == 1:
+    if not _goodness(metrics, metric, mode) > alone:
         return None
 
     # A checkpoint like any other; its state is the best trial's.
@@ -87,6 +88,12 @@ def make(
     soup = Soup(tuple(members), metrics, str(path))
     write_atomic(folder / FILE, to_json(asdict(soup)))
     return soup
+
+
+def _goodness(metrics: Mapping[str, float], metric: str, mode: Mode) -> tuple[float, float]:
+    """More is better: the metric, and then the loss, as on the leaderboard."""
+    value = metric_of(metrics, metric)
+    return value if mode == "max" else -value, -metrics.get("val_loss", math.inf)
 
 
 def forget(folder: Path) -> None:

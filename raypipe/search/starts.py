@@ -6,14 +6,14 @@ A default space brings starts of its own (space/portfolio.py). Of these nothing 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raypipe.errors import ConfigError, one_line
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import parse
 from raypipe.search.space.portfolio import most
-from raypipe.search.space.space import TRIES, Space
+from raypipe.search.space.space import TRIES, Space, field_of
 from raypipe.train.job import TrainJob
 
 Named = tuple[str, Mapping[str, Any]]
@@ -45,16 +45,32 @@ def unused(cfg: SearchConfig, space: Space, own: Sequence[Named]) -> list[str]:
     cells = len(space.cells)
     room = most(cfg.samples * cells)
     lines = []
+    # A default space fills the first one up.
+    filled = dict(enumerate((cfg.start or {}, *(cfg.starts or ()))))
     for place, (where, as_set) in enumerate(own):
+        if not as_set:
+            continue
         start = parse.typed(as_set, space.job)
         for value in parse.left_out(start, space):
             lines.append(f"{where}: no trial of this space has {value}, so it is left out")
-        keyed = space.keyed(start)
+        keyed = space.keyed({**filled.get(place, {}), **start})
+        for name in _undrawn(start, space, keyed):
+            lines.append(f"{where}: no trial with its other values has {name}, so it is left out")
         if keyed and place >= room:
             lines.append(f"{where} is left out: of {cfg.samples * cells} trials {room} are starts")
         elif keyed:
             lines += [f"{where}: {why}" for why in _refusals(space, start, keyed)]
     return lines
+
+
+def _undrawn(start: Mapping[str, Any], space: Space, keyed: Mapping[str, Any]) -> Iterator[str]:
+    """The fields of a start that conditions leave out beside its other values."""
+    kept = {field_of(key) for key in keyed}
+    for field in space.fields:
+        if field.name not in start or field.name in kept:
+            continue
+        if any(branch.sampler.code(start[field.name]) is not None for branch in field.branches):
+            yield field.name
 
 
 def _refusals(space: Space, start: Mapping[str, Any], keyed: Mapping[str, Any]) -> list[str]:

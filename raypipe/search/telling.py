@@ -22,21 +22,24 @@ def standings(monitors: Sequence[Monitor], job: TrainJob, then: Listener) -> Lis
             if known.get(standing.name) == news:
                 continue
             known[standing.name] = news
+            changes = standing.changes
+            # A head that is fitted at once has no further epochs.
+            whole = standing.epochs if standing.state == "fitted" else job.train.epochs
             for monitor in monitors:
                 monitor.note(
                     streams.TRAINING,
                     {
                         "Kind": "trial",
                         "Trial": standing.name,
-                        "Model": job.model.name,
-                        "Mode": job.model.mode,
+                        "Model": changes.get("model.name", job.model.name),
+                        "Mode": changes.get("model.mode", job.model.mode),
                         "Epoch": standing.epochs,
-                        "Epochs": job.train.epochs,
+                        "Epochs": changes.get("train.epochs", whole),
                         "Metric": job.train.stopping.metric,
                         "MetricValue": standing.best,
                         "Seconds": standing.seconds,
                         "Stopped": None if standing.state == "running" else standing.state,
-                        "Metrics": dict(standing.changes),
+                        "Metrics": dict(changes),
                     },
                 )
         then(done, total, now)

@@ -83,13 +83,18 @@ def run_config(
     )
 
 
-def restored(folder: Path, trainable: Any) -> Any | None:
+def restored(folder: Path, trainable: Any, scheduler: str) -> Any | None:
     """The tuner of the interrupted search in `folder`; None if there is none, or nothing of it.
 
     A search that was killed while Tune wrote its state cannot be restored. Its folder is renamed,
-    and the trials run again.
+    and the trials run again. So do those of HyperBand: it would count trials that have ended, and
+    wait for them. Trials that are drawn again go on from their own checkpoints.
     """
     if not tune.Tuner.can_restore(str(folder)):
+        return None
+    if scheduler == "hyperband":
+        aside = _put_aside(folder, "before")
+        log.info("search.scheduler=hyperband begins anew; what Tune had saved is in %s", aside)
         return None
     try:
         if not saved_state.unpack(folder):
@@ -99,16 +104,18 @@ def restored(folder: Path, trainable: Any) -> Any | None:
         )
     # Tune reads pickles and JSON here: a torn file raises nearly any error.
     except Exception as e:
-        aside = folder.with_name(f"{folder.name}-torn-{int(time.time())}")
-        folder.rename(aside)
         log.warning(
             "The interrupted search cannot be restored (%s); it is kept in %s",
             type(e).__name__,
-            aside,
+            _put_aside(folder, "torn"),
         )
         return None
     log.info("Continuing the interrupted search in %s", folder)
     return tuner
+
+
+def _put_aside(folder: Path, why: str) -> Path:
+    return folder.rename(folder.with_name(f"{folder.name}-{why}-{time.time_ns()}"))
 
 
 def ranked(
@@ -142,7 +149,7 @@ def ranked(
             raise trainer.never_a_number(job)
         raise nothing_usable(len(trials), folder, [find_own(one.error) for one in started])
     rule = job.train.stopping
-    return leaderboard.ranked(trials, rule.metric, rule.mode)
+    return leaderboard.ranked(trials, rule.metric, rule.mode, job.train.result)
 
 
 def _started(results: Any, trials: Path) -> Iterator[Any]:

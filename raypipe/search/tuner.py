@@ -30,7 +30,7 @@ from raypipe.cluster.recorder import recorded
 from raypipe.cluster.usage import FILE as USAGE
 from raypipe.config import dump, key_of, replace, save
 from raypipe.feed.dataset import Pinned, pin
-from raypipe.registry.packing import require_packable
+from raypipe.models import fingerprint
 from raypipe.search import (
     budget,
     feasible,
@@ -123,11 +123,7 @@ def search(
     ledger = ledger or Ledger(cfg.budget_s)
     ledger.refits, ledger.refit_share = cfg.trains_again, cfg.refit_share
     ledger.fits_heads_again = cfg.refit is not None
-    in_key = _in_key(cfg)
-
-    def key_at(version: TableVersion) -> str:
-        return key_of(job.training_key(version), in_key)
-
+    key_at = partial(name_of, job, cfg, space)
     key = key_at(rows.version)
     # A refit comes after the search and does not change it.
     asked, cfg = cfg, cfg.model_copy(update={"refit": None})
@@ -157,6 +153,24 @@ def search(
     if result.checked_on:
         ledger.notes.append(f"The ensemble was checked {result.checked_on}")
     return result
+
+
+def name_of(job: TrainJob, cfg: SearchConfig, space: Space, version: TableVersion) -> str:
+    """The name of a search's folder: a hash of everything that determines its trials.
+
+    job, cfg, space: with all that the search fills in.
+    """
+    return key_of(job.training_key(version), _in_key(cfg) | _sources(space))
+
+
+def _sources(space: Space) -> dict[str, Any]:
+    """Hashes of the user's own files to which drawn backbones lead; {} where none does.
+
+    The job's own backbone is in its training's key.
+    """
+    found = {str(drawn): fingerprint.source(str(drawn)) for drawn in space.values("model.name")}
+    files = {drawn: source for drawn, source in found.items() if source}
+    return {"sources": files} if files else {}
 
 
 def _in_key(cfg: SearchConfig) -> dict[str, Any]:
@@ -191,7 +205,7 @@ def _search_into(
     """Run or continue the search, and write result.json into its folder."""
     job = space.job
     require_shared_folder(job)
-    require_packable(job.model, len(pinned.classes))
+    feasible.require_packages(space, len(pinned.classes))
     save(job, folder / "config.yaml", search=cfg)
     # What a killed run chose may be of another best trial.
     soup.forget(folder)
@@ -256,16 +270,16 @@ def _search_into(
     make_searcher = partial(
         searcher, job, cfg, space, [*planned, *spare], hints, folder, spare=len(spare)
     )
+    concurrent = plan_resources(job, cfg, ray.cluster_resources(), total).concurrent
     if cfg.populated:
         tune_scheduler = pbt.population(job, cfg, space, folder)
     elif cfg.scheduler == "freeze_thaw":
-        concurrent = plan_resources(job, cfg, ray.cluster_resources(), total).concurrent
         rule = job.train.stopping
         tune_scheduler = freeze_thaw(rule, space.most_epochs, space, job.run.seed, concurrent)
     else:
         # The longest trial decides how far the rungs go.
         longest = job.train.model_copy(update={"epochs": space.most_epochs})
-        tune_scheduler = scheduler(cfg, longest, total)
+        tune_scheduler = scheduler(cfg, longest, total, concurrent)
     strategy = _Strategy(total, make_searcher, tune_scheduler, first, len(spare), by_clock)
     keeping = kept.Kept(job, cfg, folder)
     trials, stopped = _run(timed, cfg, strategy, data, folder, progress, keeping, ledger)
@@ -275,6 +289,8 @@ def _search_into(
     mutations.write_schedule(folder / "schedule.yaml", trials[0].schedule)
     if cfg.soup > 1 and trials[0].drawn:
         several.soup_of_best(job, cfg.soup, trials, pinned, data, folder, ledger)
+    elif cfg.soup > 1:
+        ledger.notes.append("No soup: a head of the first answer is better than all trials")
     if cfg.ensemble > 1:
         several.ensemble(folder, job, cfg, trials, pinned, data, ledger)
     trial_files.write(folder / "result.json", trials, stopped, decoded_images(data))
@@ -342,7 +358,7 @@ def _run(
         model=job.model,
     )
     # After a kill Tune continues; its own folder has the state.
-    tuner = tune_run.restored(folder / "tune", trainable)
+    tuner = tune_run.restored(folder / "tune", trainable, cfg.scheduler)
     if tuner is None:
         # The searcher is made here, because a restored search brings its own.
         ahead = drawn_ahead(cfg, strategy.total, resources.concurrent)

@@ -29,6 +29,7 @@ from raypipe.search import feasible, finished, outcome, refit, tuner, variants
 from raypipe.search import page as search_page
 from raypipe.search import telling as telling_trials
 from raypipe.search.ledger import Ledger
+from raypipe.search.limits import Variant
 from raypipe.search.result import SearchResult
 from raypipe.search.trials import tune_patches
 from raypipe.train import telling, trainer, unseen
@@ -216,9 +217,7 @@ def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
     registered = Registered(version, crown_first(store, version), store.uri)
     test = _test(result.plan, result.best, store)
     a_second = price.usd_per_device_s if price else None
-    # Models are timed for the page alone, which a budget has no seconds for.
-    timings = ({}, None) if ledger.budget_s is not None else variants.of_result(result)
-    parts = outcome.blocks(result, *timings)
+    parts = outcome.blocks(result, *_timings(result, ledger))
     page = search_page.write(result, version, store, test, a_second, parts)
     # From the start of the process, as a budget counts.
     seconds, device_s = ledger.spent_s, result.device_s
@@ -227,6 +226,17 @@ def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
     best = result.folder / finished.BEST
     ledger.lap("ending")
     return Searched(result, registered, page, best, spent, test, result.used, ledger)
+
+
+def _timings(result: SearchResult, ledger: Ledger) -> tuple[dict[str, Variant], Variant | None]:
+    """What the models of a search take, for its page, as variants.of_result.
+
+    A budget has no seconds to time them for the page alone. There it is what search.limits had
+    measured.
+    """
+    if ledger.budget_s is not None:
+        return variants.read(result.folder), None
+    return variants.of_result(result)
 
 
 @contextmanager

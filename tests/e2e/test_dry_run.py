@@ -326,12 +326,41 @@ def test_budgets_end_epochs(cli: Cli, config: Path) -> None:
     assert json.loads(out)["plan"]["epochs"].startswith("4 of 54")
 
 
+def test_the_money_of_a_search_ends_its_trials(cli: Cli, config: Path) -> None:
+    given = [*MODEL, "train.epochs=1000", "train.batch_size=16", "search.samples=6"]
+    money = ["search.limits.money=0.001", "search.stopping.price_per_hour=1"]
+    code, out, err = cli("tune", config, *given, *money, "--dry-run", "--json")
+    assert code == 0, err
+    [trials] = [part for part in json.loads(out)["parts"] if part["name"] == "trials"]
+    beside = min(6, int(ray.cluster_resources()["CPU"]))
+    assert trials["seconds"] == pytest.approx(3.6 / beside)
+
+
+def test_a_finished_and_an_interrupted_search_are_named(cli: Cli, config: Path) -> None:
+    """A dry run said what they would take, as if nobody had begun them."""
+    space = "search.space={train.lr: 'loguniform(0.001, 0.01)'}"
+    given = [*MODEL, "train.epochs=1", "train.batch_size=16", "search.samples=2", space]
+    _, out, _ = cli("tune", config, *given, "--dry-run", "--json")
+    assert "kept" not in json.loads(out)["plan"]
+    code, out, err = cli("tune", config, *given, "--json")
+    assert code == 0, err
+    _, out, _ = cli("tune", config, *given, "--dry-run", "--json")
+    kept = json.loads(out)["plan"]["kept"]
+    (result,) = (config.parent / "run").glob("search/*/result.json")
+    assert (
+        kept == f"the trials of this search have ended, in {result.parent}: it takes their result"
+    )
+    result.unlink()
+    _, out, _ = cli("tune", config, *given, "--dry-run", "--json")
+    assert json.loads(out)["plan"]["kept"].startswith("an interrupted search goes on, in ")
+
+
 @pytest.mark.parametrize("more", ["search.scheduler=pbt", "search.concurrent=6"])
 def test_no_more_trials_run_at_a_time_than_there_are_cpus(
     cli: Cli, config: Path, more: str
 ) -> None:
     space = "search.space={train.lr: 'loguniform(0.001, 0.01)'}"
-    given = [*MODEL, "train.epochs=2", "search.samples=6", space, more]
+    given = [*MODEL, "train.epochs=3", "search.samples=6", space, more]
     code, out, err = cli("tune", config, *given, "--dry-run", "--json")
     assert code == 0, err
     cpus = int(ray.cluster_resources()["CPU"])

@@ -146,11 +146,21 @@ def test_reports_of_trials(server: Running, tmp_path: Path) -> None:
     listener(0, 2, [first])
     listener(0, 2, [first, Standing("b", {"train.lr": 0.2}, 0.5, 1, "running")])
     listener(1, 2, [Standing("a", {"train.lr": 0.1}, 0.7, 2, "stopped")])
+    drawn = {"model.name": "small_cnn", "model.mode": "finetune", "train.epochs": 9}
+    listener(1, 3, [Standing("c", drawn, 0.6, 4, "running")])
+    head = {"model.mode": "frozen", "train.solver": "closed"}
+    listener(1, 3, [Standing("first-answer-1", head, 0.6, 1, "fitted")])
     monitor.close()
     records = server.service.of(streams.TRAINING)
+    *records, drew, fitted = records
+    # A record is of the trial's own model; it named the job's, and epochs as 4 of 3.
+    asked = ("Model", "Mode", "Epoch", "Epochs")
+    assert [drew[name] for name in asked] == ["small_cnn", "finetune", 4, 9]
+    assert [fitted[name] for name in asked] == [job.model.name, "frozen", 1, 1]
+    assert [records[0][name] for name in asked] == [job.model.name, job.model.mode, 1, 3]
     assert [(r["Trial"], r["Epoch"]) for r in records] == [("a", 1), ("b", 1), ("a", 2)]
     assert records[0]["MetricValue"] is None and records[2]["Stopped"] == "stopped"
-    assert heard == [0, 0, 1]
+    assert heard == [0, 0, 1, 1, 1]
 
 
 def test_requests_are_counted_by_model(server: Running, tmp_path: Path) -> None:

@@ -53,13 +53,15 @@ def only_lite0(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("ray_session")
 def test_it_is_registered_where_no_trial_beats_it(searches: Searches, tmp_path: Path) -> None:
-    job = searches(tmp_path, **HOPELESS)
+    job = searches(tmp_path, **HOPELESS, **{"search.soup": 2})
+    ledger = Ledger(None)
     told: list[tuple[int, list[str]]] = []
 
     def progress(done: int, total: int, standings: Any) -> None:
         told.append((done, [one.name for one in standings]))
 
-    found = search(job, progress)
+    found = search(job, progress, ledger=ledger)
+    assert ledger.notes == ["No soup: a head of the first answer is better than all trials"]
     names = [trial.name for trial in found.trials]
     assert names[0].startswith(FIRST) and len([n for n in names if n.startswith(FIRST)]) == 3
     assert len([n for n in names if n.startswith("trial-")]) == 2

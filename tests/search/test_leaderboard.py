@@ -49,6 +49,18 @@ def test_equal_accuracies_are_ranked_by_the_loss_of_the_kept_epoch_and_then_by_n
     ]
 
 
+def test_with_the_last_epoch_as_the_result_its_loss_ranks_equal_trials() -> None:
+    """It was the loss of the first epoch that was as good, whose weights nobody has."""
+    first, second = trial("a", 0.9, 0.1, 0.5), trial("b", 0.9, 0.2, 0.4)
+    assert [t.name for t in ranked([first, second], "val_accuracy", "max")] == ["a", "b"]
+    by_last = ranked([first, second], "val_accuracy", "max", "last")
+    assert [t.name for t in by_last] == ["b", "a"]
+    # A trial may draw it.
+    second = replace(second, changes={"train.result": "best"})
+    by_own = ranked([first, second], "val_accuracy", "max", "last")
+    assert [t.name for t in by_own] == ["b", "a"], "0.2 is less than 0.5"
+
+
 def test_trials_with_unequal_epochs_are_compared_after_as_many() -> None:
     long, short, poor = curve("long", 0.5, 0.6, 0.8), curve("short", 0.7), curve("poor", 0.1, 0.2)
     trials = ranked([poor, short, long], "val_accuracy", "max")

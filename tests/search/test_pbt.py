@@ -486,6 +486,10 @@ def test_schedules_follow_the_weights_through_several_donors(tmp_path: Path) -> 
             r"without conditions.*got 'train\.lr'",
         ),
         ({"search.searcher": "tpe"}, r"chooses its values itself.*search\.searcher=tpe"),
+        (
+            {"search.pbt": {"every": 6}},
+            r"before their first exchange.*every=6, train\.epochs=6.*every=3 or train\.epochs=12",
+        ),
         ({"search.concurrent": 2}, r"started at once.*search\.concurrent=2"),
         ({"search.scheduler": "pb2"}, r"pb2 chooses within ranges.*got 'train\.lr'.*pbt"),
         (

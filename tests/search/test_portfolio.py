@@ -60,6 +60,38 @@ def test_a_third_of_a_search_are_starts_and_the_first_always_is(samples: int, mo
     assert not any(changed[most:]) and any(changed[1:most]) == (most > 1)
 
 
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"model": {"task": "regression"}},
+        {"model": {"mode": "finetune"}},
+        {"model": {"mode": "frozen"}},
+        {"model": {"name": "small_cnn", "mode": "finetune", "pretrained": False}},
+        {"search": {"preset": "fast"}},
+        {"search": {"preset": "good"}},
+        {"search": {"budget_s": 120}},
+        {"search": {"start": {"train.lr": 0.001, "model.mode": "finetune"}}},
+    ],
+    ids=str,
+)
+def test_a_start_of_a_default_space_says_the_branches_that_its_own_values_choose(
+    sections: dict[str, Any], gpu: bool
+) -> None:
+    of = job(**sections)
+    search = defaults.with_default_space(of.training, of.search, COUNTS, gpu)
+    space = parse.parse(search.space or {}, of.training)
+    for start in (search.start or {}, *(search.starts or ())):
+        said: dict[str, Any] = {}
+        for field in space.fields:
+            branch = field.branch(space.known(start))
+            value = start.get(field.name)
+            if branch is not None and branch.sampler.code(value) is not None:
+                said[branch.key] = value
+        assert space.keyed(start) == said
+
+
 @pytest.mark.parametrize("mode", ["frozen", "finetune"])
 def test_a_job_that_sets_its_mode_gets_starts_of_that_mode(mode: str) -> None:
     of = job(model={"mode": mode})

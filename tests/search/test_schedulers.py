@@ -8,18 +8,22 @@ import json
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
 import pytest
 from ray import tune
 from ray.tune.experiment import Trial
+from ray.tune.search import ConcurrencyLimiter
 
 from benchmarks.halving import Table, run
 from raypipe.config import validate
+from raypipe.errors import ConfigError
 from raypipe.job import Job
 from raypipe.search.schedulers import tune_schedulers
 from raypipe.search.schedulers.halving import Halving
+from raypipe.search.searchers.planned import Planned
 from raypipe.search.trials import tune_patches
 from raypipe.search.trials.trial import allow_slow_handover
 
@@ -108,7 +112,117 @@ def test_every_trial_ends_and_the_best_is_trained_in_full(
     assert len(spent) == TRIALS and spent[0.9] == EPOCHS and sum(spent.values()) < TRIALS * EPOCHS
 
 
-@dataclass
+class Watched(tune.Callback):  # type: ignore[misc]
+    """How many trials were to run at a time, at most."""
+
+    most = 0
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        active = [trial for trial in trials if trial.status in (Trial.PENDING, Trial.RUNNING)]
+        self.most = max(self.most, len(active))
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("name", ["asha", "pasha"])
+def test_a_trial_that_continues_takes_one_of_the_places(name: str, tmp_path: Path) -> None:
+    """It was not counted, and a new one began beside it: two groups of workers, in the room of one,
+    waited for each other for ever."""
+    of, watched = job(scheduler=name, concurrent=1), Watched()
+    chosen = tune_schedulers.scheduler(of.search, of.train, TRIALS, 1)
+    planned = Planned(of.training, [{"worth": worth, "epochs": EPOCHS} for worth in WORTH])
+    tuner = tune.Tuner(
+        tune.with_resources(train, {"CPU": 1}),
+        tune_config=tune.TuneConfig(
+            metric="val_accuracy",
+            mode="max",
+            num_samples=TRIALS,
+            scheduler=chosen,
+            search_alg=ConcurrencyLimiter(planned, 1),
+            reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str(tmp_path),
+            callbacks=[watched, *tune_schedulers.memory(chosen)],
+            verbose=0,
+        ),
+    )
+    with tune_patches.applied():
+        results = tuner.fit()
+    spent = [result.metrics["epoch"] for result in results]
+    assert watched.most == 1
+    # Trials that continue still come before new ones.
+    table, capped = Table([curve(i) for i in range(TRIALS)], "max"), name == "pasha"
+    on_table = run(table, range(TRIALS), Halving(EPOCHS, 1, 3, capped=capped, total=TRIALS), 1)
+    assert len(spent) == TRIALS and sum(spent) == on_table.whole and max(spent) == EPOCHS
+
+
+def test_places_are_kept_only_where_tune_does_not_count_them() -> None:
+    def places(train: dict[str, Any] | None = None, **search: Any) -> int | None:
+        of = job(**search)
+        changed = of.train.model_copy(update=train or {})
+        chosen = tune_schedulers.scheduler(of.search, changed, TRIALS, 2)
+        assert isinstance(chosen, tune_schedulers.HalvingScheduler)
+        return chosen.concurrent
+
+    assert places() is None and places(scheduler="pasha") is None
+    assert places(concurrent=2) == 2 == places({"workers": 2}) == places({"workers": (1, 2)})
+
+
+def test_a_restored_search_gives_back_the_places_of_trials_that_wait() -> None:
+    of = job(concurrent=1)
+    chosen: Any = tune_schedulers.scheduler(of.search, of.train, TRIALS, 1)
+    planned = ConcurrencyLimiter(Planned(of.training, [{"worth": worth} for worth in WORTH]), 1)
+    planned.suggest("a")
+    chosen.rule.report("a", 1, 0.3)  # paused, and killed before another trial was drawn
+    waiting = Drawn("a")
+    chosen.on_trial_add(None, waiting)
+    controller = SimpleNamespace(
+        get_trials=lambda: [waiting],
+        search_alg=SimpleNamespace(
+            is_finished=lambda: False, on_trial_complete=planned.on_trial_complete
+        ),
+    )
+    assert planned.suggest("b") is None
+    assert chosen.choose_trial_to_run(controller) is None and planned.suggest("b")
+
+
+def test_the_median_of_a_restored_search_is_that_of_all_trials() -> None:
+    def reports(rule: Any, trial: Drawn, value: float) -> str:
+        alone = SimpleNamespace(get_live_trials=list)
+        return str(rule.on_trial_result(alone, trial, {"epoch": 1, "val_accuracy": value}))
+
+    before: Any = scheduled(job(scheduler="median"))
+    before.set_search_properties("val_accuracy", "max")
+    trials = [Drawn(name) for name in "abc"]
+    for trial in trials:
+        reports(before, trial, 0.8)
+    (kept,) = tune_schedulers.memory(before)
+    state = cloudpickle.loads(cloudpickle.dumps(kept.get_state()))
+
+    after: Any = scheduled(job(scheduler="median"))
+    after.set_search_properties("val_accuracy", "max")
+    (remembering,) = tune_schedulers.memory(after)
+    remembering.set_state(state)
+    for trial in (*trials, late := Drawn("d")):
+        after.on_trial_add(None, trial)
+    assert reports(after, late, 0.1) == "STOP"
+    assert not tune_schedulers.memory(scheduled(job(scheduler="hyperband")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"searcher": "tpe"}, r"search\.searcher=tpe would learn from none"),
+        ({"concurrent": 2}, r"starts all trials.*Leave out search\.concurrent=2"),
+    ],
+)
+def test_what_hyperband_cannot_keep_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        job(scheduler="hyperband", **changes)
+
+
+@dataclass(eq=False)  # as Tune's, which are keys
 class Drawn:
     """What a scheduler uses of one of Tune's trials."""
 

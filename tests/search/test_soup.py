@@ -169,3 +169,18 @@ def test_heads_of_another_kind_are_not_averaged(
     data: Any = {data_key(best): None}
     several.soup_of_best(job.training, 3, trials, rows, data, tmp_path, Ledger(None))
     assert taken == ["best", "twin"]
+
+
+def test_a_mean_that_is_no_better_is_no_soup(tmp_path: Path) -> None:
+    """Of a handful of images a mean had as many right with a larger loss, and was registered."""
+
+    def judged(weights: Mapping[str, Tensor]) -> dict[str, float]:
+        return {"val_accuracy": 0.9, **loss(weights)}
+
+    worse = [trial(tmp_path, name, weight) for name, weight in (("a", 1.1), ("b", 1.5))]
+    assert soup.make(worse, judged, "val_accuracy", "max", tmp_path) is None
+    same = [trial(tmp_path, name, 1.1) for name in ("c", "d")]
+    assert soup.make(same, judged, "val_accuracy", "max", tmp_path) is None
+    better = [trial(tmp_path, name, weight) for name, weight in (("e", 1.1), ("f", 0.9))]
+    found = soup.make(better, judged, "val_accuracy", "max", tmp_path)
+    assert found is not None and found.members == ("e", "f")

@@ -522,3 +522,34 @@ def test_chosen_words_are_what_the_field_makes_of_them() -> None:
     texts = {"train.epochs": "choice(1) if train.batch_size == '32' else choice(2)"}
     with pytest.raises(ConfigError, match=r"cannot hold: train\.batch_size is no text.*without"):
         parse.parse(texts, JOB.training)
+
+
+def test_a_start_says_a_value_whose_branch_is_drawn() -> None:
+    """Conditions were asked as if all other fields were None: a comparison by < was refused, and a
+    value whose field has a condition was left out without a word."""
+    job = JOB.training
+    texts = {
+        "train.epochs": "randint(1, 6)",
+        "train.lr": "uniform(0.1, 0.2) if train.epochs < 3 else uniform(0.01, 0.15)",
+        "model.mode": "choice(frozen, finetune)",
+        "model.frozen_blocks": "randint(1, 6) if model.mode == 'finetune'",
+        "train.warmup": "choice(None, 0.1)",
+    }
+    space = parse.parse(texts, job)
+    # Only what is wanted, in each branch that may be drawn and can have it.
+    assert space.keyed({}) == {}, "None is a value of train.warmup"
+    assert space.keyed({"train.lr": 0.18}) == {"train.lr": 0.18}
+    assert space.keyed({"train.lr": 0.12}) == {"train.lr": 0.12, "train.lr#2": 0.12}
+    assert space.keyed({"train.lr": 0.12, "train.epochs": 4})["train.lr#2"] == 0.12
+    assert "train.lr" not in space.keyed({"train.lr": 0.12, "train.epochs": 4})
+
+    start = {"train.lr": 0.18, "model.frozen_blocks": 4}
+    cfg = SearchConfig(samples=3, start=start)
+    (first, *_) = plan(job, cfg, space, [])
+    assert first["train.lr"] == 0.18 and first["train.epochs"] < 3
+    assert first["model.frozen_blocks"] == 4 and first["model.mode"] == "finetune"
+    assert starts.unused(cfg, space, starts.of(cfg)) == []
+    # What its own values rule out is said.
+    cfg = SearchConfig(samples=3, start={**start, "model.mode": "frozen"})
+    (line,) = starts.unused(cfg, space, starts.of(cfg))
+    assert line.startswith("search.start: no trial with its other values has model.frozen_blocks")

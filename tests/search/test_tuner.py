@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace as with_
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -14,13 +16,15 @@ from ray import tune
 from ray.util import placement_group_table
 from torch.nn.functional import cross_entropy
 
-from raypipe.config import replace
-from raypipe.errors import ConfigError, RaypipeError
+from raypipe.config import replace, validate
+from raypipe.errors import ConfigError, DataError, RaypipeError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.feed.feed import Source
 from raypipe.job import Job
-from raypipe.search import tuner
+from raypipe.models import fingerprint
+from raypipe.search import feasible, tuner
 from raypipe.search.result import SearchResult
+from raypipe.search.space import parse
 from raypipe.search.trials import trial_data, tune_patches
 from raypipe.search.trials.standing import Standing
 from raypipe.train import checkpoint, trainer
@@ -141,6 +145,61 @@ def test_a_torn_state_is_put_aside_and_the_search_runs(searched: Searched) -> No
     again = search(job)
     assert [p.name for p in folder.glob("tune-torn-*")]
     assert again.trials[0].changes["train.lr"] >= 1e-2 and len(again.trials) == 4
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_killed_search_of_hyperband_goes_on(searches: Searches, tmp_path: Path) -> None:
+    """Tune's scheduler has no state to go on from: each restart failed."""
+    space = {"train.lr": "grid(1e-2, 1e-6, 2e-2, 2e-6)"}
+    changes = {"search.samples": 1, "search.scheduler": "hyperband", "search.keep": 4}
+    job = searches(tmp_path, **changes, **{"search.space": space})
+    whole = search(job)
+    folder = job.run.path / "search" / whole.key
+    (folder / "result.json").unlink()
+    again = search(job)
+    assert [(t.name, t.metric, t.epochs) for t in again.trials] == [
+        (t.name, t.metric, t.epochs) for t in whole.trials
+    ]
+    assert [path.is_dir() for path in folder.glob("tune-before-*")] == [True]
+
+
+@pytest.mark.parametrize("weights", ["alike", "others"])
+def test_the_code_of_a_drawn_backbone_is_part_of_its_search(
+    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the job's own was: after an edit, the old result was returned, or the search went on."""
+    module = f"drawn_{weights}"
+    width = "8" if weights == "alike" else "8 if pretrained else 4"
+    code = (
+        "from torch import nn\n"
+        "def net(pretrained: bool) -> nn.Module:\n"
+        f"    width = {width}\n"
+        "    return nn.Sequential(\n"
+        "        nn.Conv2d(3, width, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten()\n"
+        "    )\n"
+    )
+    (tmp_path / f"{module}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"file:{module}:net"
+    job = validate(Job, {"table": {"uri": "unused"}, "model": {"side_px": 32}})
+    space = parse.parse({"model.name": f"choice(efficientnet_lite0, {name})"}, job.training)
+    version: Any = SimpleNamespace(identity="v")
+
+    def key() -> str:
+        fingerprint._of_code.cache_clear()
+        return tuner.name_of(job.training, job.search, space, version)
+
+    before = key()
+    assert key() == before
+    (tmp_path / f"{module}.py").write_text(f"{code}\n# edited\n")
+    assert key() != before
+    plain = parse.parse({"train.lr": "uniform(0.1, 0.2)"}, job.training)
+    assert tuner._sources(plain) == {}
+    if weights == "alike":
+        feasible.require_packages(space, 2)
+        return
+    with pytest.raises(DataError, match=rf"builds another model.*{module}"):
+        feasible.require_packages(space, 2)
 
 
 @pytest.mark.usefixtures("ray_session")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 
-from raypipe.config import validate
+from raypipe.config import to_json, validate
 from raypipe.costs.estimate import Part
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
@@ -17,6 +17,9 @@ from raypipe.registry import tracking
 from raypipe.registry.export import Exported, Int8
 from raypipe.registry.runs import KEY
 from raypipe.registry.versions import ModelVersion
+from raypipe.search import variants
+from raypipe.search.ledger import Ledger
+from raypipe.search.limits import Variant
 from raypipe.tables.table import append
 from raypipe.work import training
 from raypipe.work.export import ExportedModel
@@ -143,6 +146,16 @@ def test_what_is_not_estimated_is_in_no_upper_bound() -> None:
     assert lacks.facts()["takes"].startswith("about 40 min")
     assert lacks.facts()["takes"].endswith("without what is not estimated")
     assert not lacks.summary()["is_upper_bound"]
+
+
+def test_with_a_budget_a_page_has_the_times_that_limits_measured(tmp_path: Path) -> None:
+    """It had no front of speed and quality, although all its models were timed."""
+    times = {"small_cnn at 32 px": Variant("small_cnn at 32 px", 2.0, 1.9, 2.1, 0.4)}
+    kept = {shape: asdict(one) for shape, one in times.items()}
+    result: Any = SimpleNamespace(folder=tmp_path)
+    assert training._timings(result, Ledger(60.0)) == ({}, None)
+    (tmp_path / variants.FILE).write_text(to_json(kept))
+    assert training._timings(result, Ledger(60.0)) == (times, None)
 
 
 def test_two_numbers_are_no_labels_that_agree() -> None:

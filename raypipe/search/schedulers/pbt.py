@@ -78,6 +78,15 @@ def check(cfg: SearchConfig, space: Space) -> None:
             got=f"search.samples={cfg.samples}",
             fix="Set search.samples=8",
         )
+    if cfg.pbt.every >= space.most_epochs:
+        epochs = space.most_epochs
+        fewer = f"search.pbt.every={epochs // 2} or " if epochs > 1 else ""
+        raise ConfigError(
+            f"The trials of search.scheduler={cfg.scheduler} would end before their first exchange",
+            got=f"search.pbt.every={cfg.pbt.every}, train.epochs={epochs}",
+            rule="At an exchange, weak trials copy weights and train on with other values",
+            fix=f"Set {fewer}train.epochs={2 * cfg.pbt.every}",
+        )
     if cfg.concurrent is not None:
         raise ConfigError(
             f"With search.scheduler={cfg.scheduler} all trials are started at once",

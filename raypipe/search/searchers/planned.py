@@ -78,6 +78,11 @@ class Planned(Searcher):  # type: ignore[misc]
         value = self._best.pop(trial_id, None)
         self._learn(trial_id, None if error else value)
 
+    def on_unpause(self, trial_id: str) -> None:
+        """A trial that had given its place back continues: it has one again."""
+        if trial_id not in self._live:
+            self._live.append(trial_id)
+
     def get_state(self) -> dict[str, Any]:
         state = {"next": self._next, "live": self._live, "best": self._best}
         return state | ({"lost": self._lost} if self._spare else {})

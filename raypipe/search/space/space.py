@@ -118,18 +118,41 @@ class Space:
     def keyed(self, wanted: Mapping[str, Any]) -> Changes:
         """By branch key: what must be suggested for a trial with these values.
 
-        wanted: by field. A value that the space cannot draw is left out.
+        wanted: by field. A value that the space cannot draw is left out. Where the draw of another
+        field decides on the branch, each branch that can have the value is given it.
         """
         keyed: Changes = {}
-
-        def suggest(key: str, sampler: Sampler) -> Any:
-            value = wanted.get(field_of(key))
-            if sampler.code(value) is not None:
-                keyed[key] = value
-            return value
-
-        self.draw(suggest)
+        settled: Changes = {}
+        undecided: set[str] = set()  # fields that chance draws, or may draw
+        for field in self.fields:
+            branches, is_drawn = self._possible(field, settled, undecided)
+            able = []
+            if field.name in wanted:
+                value = wanted[field.name]
+                able = [branch for branch in branches if branch.sampler.code(value) is not None]
+                keyed |= {branch.key: value for branch in able}
+            if is_drawn and len(able) == len(branches):
+                settled[field.name] = wanted[field.name]
+            elif branches:
+                undecided.add(field.name)
         return keyed
+
+    def _possible(
+        self, field: Field, settled: Changes, undecided: set[str]
+    ) -> tuple[list[Branch], bool]:
+        """The branches that a trial may draw, and whether it draws one of them for certain.
+
+        settled: the trial's values that are known. undecided: fields whose values chance draws.
+        """
+        value_of = self.known(settled)
+        branches = []
+        for branch in field.branches:
+            condition = branch.condition
+            if condition is not None and not undecided.isdisjoint(condition.names):
+                branches.append(branch)
+            elif condition is None or condition.holds(value_of):
+                return [*branches, branch], True
+        return branches, False
 
     def known(self, changes: Mapping[str, Any]) -> Callable[[str], Any]:
         """A function from a field to its value in a trial: the drawn one, else the job's."""
@@ -168,15 +191,22 @@ class Space:
     ) -> Changes:
         """Trial i of a random search.
 
-        pins: values that are fixed, by branch key. Raises ConfigError if so many draws are refused.
+        pins: values that are fixed, by branch key. A draw with all of their fields is preferred to
+        one whose conditions leave some out. Raises ConfigError if so many draws are refused.
         """
         if pins and all(branch.key in pins for field in self.fields for branch in field.branches):
             tries = 1  # nothing is drawn
+        wanted = {field_of(key) for key in pins or ()}
+        second: Changes | None = None
         for attempt in range(tries):
             changes = self.draw(partial(at_random, (seed, i, attempt), pins or {}))
             refused = self.refusal(changes)
-            if refused is None:
+            if refused is None and wanted <= changes.keys():
                 return changes
+            if refused is None and second is None:
+                second = changes
+        if second is not None:
+            return second
         assert refused is not None
         condition = "\"randint(0, 6) if model.mode == 'finetune'\""
         times = f", {tries} times in a row" if tries > 1 else ""

@@ -68,10 +68,15 @@ def _stored(path: Path, wanted: tuple[str, ...]) -> dict[str, float]:
     return changes
 
 
-def found(job: TrainJob, pinned: Pinned) -> TrainJob:
-    """The job with the numbers that an earlier run found; `auto` stays where none did."""
-    wanted = _wanted(job, ())
-    path = _path(job, pinned, wanted, 1.0)
+def found(
+    job: TrainJob, pinned: Pinned, drawn: tuple[str, ...] = (), gpu_share: float = 1.0
+) -> TrainJob:
+    """The job with the numbers that an earlier run found; `auto` stays where none did.
+
+    drawn, gpu_share: see `resolve`.
+    """
+    wanted = _wanted(job, drawn)
+    path = _path(job, pinned, wanted, gpu_share)
     if not wanted or not path.exists():
         return job
     return config.replace(job, _stored(path, wanted))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from dataclasses import replace
@@ -13,13 +14,14 @@ from raypipe.costs import estimate
 from raypipe.costs.estimate import Part
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.registry import of_task
-from raypipe.search import feasible, first_answer, refit, variants
+from raypipe.search import feasible, first_answer, refit, tuner, variants
 from raypipe.search.schedulers.halving import rungs
 from raypipe.search.searchers import tune_searchers
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space.space import Space
 from raypipe.search.trials.trial import data_key
-from raypipe.search.trials.trial_resources import at_once, plan_resources
+from raypipe.search.trials.trial_resources import at_once, gpu_share, plan_resources
+from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob
 from raypipe.watch import around, heads, labels
 from raypipe.work.dry_run import predicting, training
@@ -51,9 +53,10 @@ def _search(
     # A budget may have room for fewer epochs.
     train = job.train.model_copy(update={"epochs": space.job.train.epochs})
     job = job.model_copy(update={"train": train})
+    kept = _kept(space, cfg, pinned)
     space, limited = _within_limits(space.of(job), cfg, pinned)
     if space.all_barred:
-        return (), data(pinned) | at.facts() | limited, ["the first answer"]
+        return (), data(pinned) | at.facts() | limited | kept, ["the first answer"]
     planned = tune_searchers.plan(job, cfg, space, [])
     total = len(planned)
     resources = plan_resources(job, cfg, at.resources, total)
@@ -110,7 +113,7 @@ def _search(
     if space.by_clock:
         many = f"{total}, each as long as there is time for"
     facts["trials"] = f"{many}, {beside} at a time, {cfg.searcher} and {cfg.scheduler}"
-    facts |= _drawn(cfg, space, epochs, whole)
+    facts |= _drawn(cfg, space, epochs, whole) | kept
     if len(kinds) > MOST_KINDS:
         facts["measured"] = f"{MOST_KINDS} of {len(kinds)} kinds of images and backbones"
     auto = unfound(given, pinned, space.always)
@@ -131,6 +134,9 @@ def _search(
     # As the search's monitor counts them.
     workers = beside * resources.trial.get("GPU", float(job.train.most_workers))
     stopping = cfg.stopping
+    if cfg.limits.money is not None:
+        money = min(cfg.limits.money, stopping.money or math.inf)
+        stopping = stopping.model_copy(update={"money": money})
     if cfg.budget_s is not None:
         facts["budget"] = f"{cfg.budget_s:,.0f} s for all of it (search.budget_s)"
         # As many trials as the other parts leave time for.
@@ -158,6 +164,19 @@ def _drawn(cfg: SearchConfig, space: Space, epochs: float, whole: int) -> Facts:
     if cfg.stopping.epochs is not None:
         facts["epochs"] += f", at most {cfg.stopping.epochs:,} (search.stopping.epochs)"
     return facts
+
+
+def _kept(space: Space, cfg: SearchConfig, pinned: Pinned) -> Facts:
+    """Whether an earlier run has the trials, or some of them. cfg, space: as `feasible.check` has
+    filled them in."""
+    share = gpu_share(space.job, cfg)
+    job = finders.found(space.job, pinned, space.always, share)
+    folder = job.run.path / "search" / tuner.name_of(job, cfg, space, pinned.version)
+    if (folder / "result.json").exists():
+        return {"kept": f"the trials of this search have ended, in {folder}: it takes their result"}
+    if (folder / "config.yaml").exists():
+        return {"kept": f"an interrupted search goes on, in {folder}"}
+    return {}
 
 
 def _within_limits(space: Space, cfg: SearchConfig, pinned: Pinned) -> tuple[Space, Facts]:
