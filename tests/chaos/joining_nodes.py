@@ -1,8 +1,8 @@
 """A training on one node of a CPU, which a second node joins and leaves (killed) while it runs.
 
 test_elastic.py runs it in a process of its own: python -m tests.chaos.joining_nodes JOB.yaml NOTES
-PORT. NOTES gets steps.jsonl (time, world, rank of every step) and a file for each thing that
-happened, with its time.
+PORT. NOTES gets steps.jsonl (time, world, rank and learning rate of every step) and a file for each
+thing that happened, with its time.
 """
 
 from __future__ import annotations
@@ -39,19 +39,28 @@ def slowed(notes: str) -> Any:
         import torch.distributed as dist
 
         from raypipe.train import preemption, worker_group
+        from raypipe.train.parallel.native import Single
 
         asked = preemption.Notice.__call__
+        set_lr = Single.set_lr
+        rates: list[float] = []
+
+        def noting(self: Single, lr: float, epoch: int) -> None:
+            rates.append(lr)
+            set_lr(self, lr, epoch)
 
         def noted(self: preemption.Notice) -> bool:
             together = dist.is_initialized()
             line = {"at": time.time(), "world": dist.get_world_size() if together else 1}
+            line |= {"rank": dist.get_rank() if together else 0, "lr": rates[-1]}
             with (Path(notes) / "steps.jsonl").open("a") as file:
-                file.write(json.dumps(line | {"rank": dist.get_rank() if together else 0}) + "\n")
+                file.write(json.dumps(line) + "\n")
             if not (Path(notes) / "lost").exists():
                 time.sleep(STEP_S)
             return asked(self)
 
         preemption.Notice.__call__ = noted  # type: ignore[method-assign]
+        Single.set_lr = noting  # type: ignore[method-assign]
         return worker_group.run_worker(config)
 
     return rank
