@@ -79,7 +79,7 @@ ELSEWHERE = {
     "the jobs run",
     # infra/terraform/README.md
     "az login\nprintf": "an Azure account: infra/test_terraform.py validates and plans the files",
-    "oidc_subjects = {": "values of bootstrap.tfvars",
+    "stage_subscription_ids = ": "values of bootstrap.tfvars",
     "rm infra/terraform/bootstrap": "an Azure account",
     "STAGE=sit\nterraform": "an Azure account",
     "databricks bundle destroy --target $STAGE": "an Azure account",

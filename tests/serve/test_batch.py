@@ -264,7 +264,7 @@ def test_broken_images_are_not_compared_and_counted(
     table = ImageTable(str(tmp_path / "t"))
     package, said = fetching.fetch(store, champion), list[str]()
     judged = evaluate.judge([package, package], table, table.pin(), {}, said.append)
-    assert judged.column_names == ["id", "group", "model_0", "model_1"]
+    assert {"id", "group", "model_0", "model_1"} <= {*judged.column_names}
     names = rows["image_id"].to_pylist()
     assert set(judged["id"].to_pylist()) == {*names} - {names[3], names[7]}
     whole = evaluate.judge([package], known, known.pin(), {}, said.append)

@@ -344,7 +344,8 @@ def test_no_soup_is_cooked_with_nan(tmp_path: Path) -> None:
         return Trial(name, {}, 0.8, 1, False, (), str(at))
 
     def accuracy(weights: Any) -> dict[str, float]:
-        return {"val_accuracy": 0.8, "val_loss": float(weights["w"].sum())}
+        # The mean of 1 and 2 is better than either.
+        return {"val_accuracy": 0.8, "val_loss": abs(float(weights["w"].sum()) - 1.5)}
 
     found = soup.make(
         [of("a", 1.0), of("b", NAN), of("c", 2.0)], accuracy, "val_accuracy", "max", tmp_path

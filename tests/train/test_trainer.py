@@ -118,7 +118,8 @@ def test_a_training_ends_though_its_best_checkpoint_is_damaged(
 
     def damage(epoch: int, kind: str = "weights") -> None:
         file = checkpoints / checkpoint.name(epoch + 1) / f"{kind}-00000.safetensors"
-        file.write_bytes(file.read_bytes()[:-1] + b"?")
+        *content, last = file.read_bytes()
+        file.write_bytes(bytes([*content, last ^ 1]))
 
     # The message names the way out, and it leads there.
     damage(0)

@@ -191,17 +191,20 @@ class Space:
     ) -> Changes:
         """Trial i of a random search.
 
-        pins: values that are fixed, by branch key. A draw with all of their fields is preferred to
-        one whose conditions leave some out. Raises ConfigError if so many draws are refused.
+        pins: values that are fixed, by branch key. A draw that has them all is preferred to one
+        whose conditions leave some out. Raises ConfigError if so many draws are refused.
         """
         if pins and all(branch.key in pins for field in self.fields for branch in field.branches):
             tries = 1  # nothing is drawn
-        wanted = {field_of(key) for key in pins or ()}
+        wanted: dict[str, list[Any]] = {}
+        for key, value in (pins or {}).items():
+            wanted.setdefault(field_of(key), []).append(value)
         second: Changes | None = None
         for attempt in range(tries):
             changes = self.draw(partial(at_random, (seed, i, attempt), pins or {}))
             refused = self.refusal(changes)
-            if refused is None and wanted <= changes.keys():
+            has_all = all(name in changes and changes[name] in wanted[name] for name in wanted)
+            if refused is None and has_all:
                 return changes
             if refused is None and second is None:
                 second = changes
