@@ -71,7 +71,7 @@ def _tell(
         )
         log.info(
             "%d workers of %s each have not started yet. Free are %s: they may wait for others on "
-            "this cluster. Ctrl-C ends the wait.",
+            "this cluster. Ctrl-C or SIGTERM ends the wait.",
             workers,
             needs,
             free,

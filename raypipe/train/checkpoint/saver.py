@@ -37,9 +37,9 @@ class Saver:
     It keeps the newest, the best epoch's and the `keep_best` best.
 
     recent: 0 for a training. It then keeps the one before the newest, too: if the newest is damaged
-    later, that is where the training goes on. And it waits until the disk has the files: 30 ms for
-    42 MB on an SSD. A trial of a search is short, and many lie on one disk: it does neither, and
-    keeps those of the last `recent` epochs, which the search may copy to other trials.
+    later, that is where the training goes on. And it waits until the disk has the files: 20 to
+    36 ms for 42 MB were measured. A trial of a search is short, and many lie on one disk: it does
+    neither, and keeps those of the last `recent` epochs, which the search may copy to other trials.
 
     Every rank makes one, after the process group exists, and calls it for the same states. Use it
     in a `with`.
