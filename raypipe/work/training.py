@@ -308,7 +308,9 @@ def search_and_register(
         folders = [result.folder]
         # A refit's own metrics have nothing of validation.
         with _kept("search", found.folder, found.metric, found.best.metrics):
-            version = publish(store, plan, result.best, "search", children, folders, asked, until)
+            version = publish(
+                store, plan, result.best, "search", children, folders, asked, until, result.stay
+            )
         kept_refits.settle(job, found, result, ledger)
         finished.close(result)
     return result, version, store
