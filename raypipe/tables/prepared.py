@@ -28,6 +28,7 @@ class Origin:
     uri, version, table_id: of the source. state: of its rows (prepare.plan); "" where an earlier
     raypipe wrote the record. line: hash of all settings and of the source table; two
     records of one line differ by version only. run: names the process that wrote the record.
+    roles: hash of the columns that chose the rows; "" as of state.
     """
 
     number: int
@@ -41,6 +42,7 @@ class Origin:
     rows: int
     run: str
     state: str = ""
+    roles: str = ""
 
     def __str__(self) -> str:
         return f"{self.uri}@v{self.version}"

@@ -110,7 +110,7 @@ def _make(work: Work, planned: Plan, tasks: int | None, progress: Progress) -> P
     cut = parts.cut(planned.rows)
     # The same parts have the same key: whoever makes them shares them.
     names = [[one.file, one.row_group, one.deleted.hex()] for one in planned.rows.fragments]
-    key = key_of("prepare", work.line, work.version.identity, planned.since, names)
+    key = key_of("prepare", work.line, work.roles, work.version.identity, planned.since, names)
     staged = Staged(work.dst, key, work.options)
     done = _begun(staged) if cut else {}
     missing = [part for part in cut if part.number not in done]
