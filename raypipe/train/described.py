@@ -90,9 +90,7 @@ def card(
     )
 
 
-def _architecture(
-    job: TrainJob, members: Sequence[Member], stay: Sequence[str]
-) -> report.Facts:
+def _architecture(job: TrainJob, members: Sequence[Member], stay: Sequence[str]) -> report.Facts:
     if not members:
         return (
             ("Backbone", job.model.name),
