@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,6 +96,43 @@ def wait_for(happens: Callable[[], bool], said: list[str]) -> None:
     while not happens():
         assert time.monotonic() < until, "".join(said)
         time.sleep(0.2)
+
+
+class Clock(Stop):
+    """Whoever waits is told at once that the time has passed."""
+
+    now = 0.0
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        return False
+
+
+def test_a_server_that_does_not_start_says_why_while_it_waits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where one of two replicas started, `raypipe serve` waited for ever without a word."""
+    from ray import serve
+
+    clock = Clock()
+
+    def condition(name: str) -> str:
+        assert clock.now >= server.STARTS_S, "a start takes some seconds"
+        return f"DEPLOYING; {'no room' if clock.now < 45 else 'no model'}"
+
+    monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(serve, "run_many", lambda targets, **how: ["the handle"])
+    monkeypatch.setattr(
+        server, "_status", lambda name: "DEPLOYING" if clock.now < 60 else "RUNNING"
+    )
+    monkeypatch.setattr(server, "_condition", condition)
+    with caplog.at_level(logging.WARNING):
+        assert server._deployed(None, "raypipe-x", clock) == "the handle"
+    said = [record.getMessage() for record in caplog.records if record.name == "raypipe"]
+    assert said == [
+        "The server has not started yet: DEPLOYING; no room",
+        "The server has not started yet: DEPLOYING; no model",
+    ]
 
 
 class Deaf(Server):

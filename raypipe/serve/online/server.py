@@ -63,6 +63,7 @@ from raypipe.tables.address import resolve
 log = logging.getLogger("raypipe")
 LOOK_S = 1.0  # between two looks at what the replicas report
 SILENT_S = 10.0  # without any report, until it is said
+STARTS_S = 30.0  # for all replicas to start, until it is said that they have not
 DELETE_LOOK_S = 0.2
 DELETED_S = 20.0  # for Ray Serve to forget an application whose replicas had their time to end
 
@@ -320,12 +321,17 @@ def _deployed(application: Any, name: str, stop: Stop) -> Any:
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
+        began, said = time.monotonic(), ""
         while not stop.wait(LOOK_S):
             status = _status(name)
             if status == "RUNNING":
                 return handle
             if status in ("", "DEPLOY_FAILED"):
                 raise _not_started(_condition(name))
+            # Where some replicas start and others do not, Ray Serve tries for ever.
+            if time.monotonic() - began >= STARTS_S and (now := _condition(name)) != said:
+                log.warning("The server has not started yet: %s", now)
+                said = now
     except ClusterError:
         raise
     except Exception as e:
