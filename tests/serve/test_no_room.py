@@ -135,6 +135,14 @@ def test_a_server_that_does_not_start_says_why_while_it_waits(
     ]
 
 
+def test_a_refusal_of_a_replica_keeps_its_own_way_out() -> None:
+    """A port in use was said to be free with fewer CPUs."""
+    port = "The port cannot be used: another has it. Set serve.port to another one"
+    text = str(server._not_started(f"DEPLOY_FAILED; raypipe.errors.ConfigError: {port}"))
+    assert port in text and "serve.cpus" not in text
+    assert "Set serve.cpus" in str(server._not_started("DEPLOY_FAILED; killed"))
+
+
 class Deaf(Server):
     """Its replicas report by a script: True is one that answers, False none, None an error."""
 

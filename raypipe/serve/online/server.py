@@ -467,8 +467,12 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _not_started(why: str) -> ClusterError:
+    what = f"The server did not start: {why}"
+    # An error of ours on a replica names its own way out.
+    if "ConfigError: " in why:
+        return ClusterError(what)
     return ClusterError(
-        f"The server did not start: {why}",
+        what,
         rule="Each replica needs its CPUs, and the model of its alias",
         fix="Set serve.cpus or serve.replicas lower, or see Ray's logs in "
         "/tmp/ray/session_latest/logs/serve",
