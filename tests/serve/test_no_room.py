@@ -148,9 +148,9 @@ class Deaf(Server):
 
     script: list[bool | None]
 
-    def __init__(self, script: list[bool | None]) -> None:
+    def __init__(self, script: list[bool | None], follow_s: float = 0.0) -> None:
         model = ModelVersion("m", 1, "models:/m/1", {})
-        super().__init__("raypipe-x", "http://h:1", model, "requests", False, None, None)
+        super().__init__("raypipe-x", "http://h:1", model, "requests", False, None, None, follow_s)
         object.__setattr__(self, "script", script)
 
     def reports(self) -> dict[str, Any]:
@@ -166,11 +166,14 @@ class Deaf(Server):
 class Until(Stop):
     """Set when the script of a server is at its end."""
 
+    now = 0.0
+
     def __init__(self, server: Deaf) -> None:
         super().__init__()
         self.server = server
 
     def wait(self, seconds: float) -> bool:
+        self.now += seconds
         return not self.server.script
 
 
@@ -190,3 +193,16 @@ def test_a_server_without_replicas_says_so_once_and_when_one_is_back(
     deaf = Deaf([True, False, None, True])
     server.wait(deaf, said.append, Until(deaf))
     assert said == []
+
+
+@pytest.mark.parametrize("silent_s", [20, 100])
+def test_replicas_that_follow_rarely_are_not_said_to_be_gone(
+    silent_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registry that starts again hears of its replicas serve.follow_s later."""
+    deaf = Deaf([True, *[False] * silent_s, True], follow_s=60)
+    until = Until(deaf)
+    monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: until.now))
+    said: list[str] = []
+    server.wait(deaf, said.append, until)
+    assert len(said) == (2 if silent_s > 70 else 0), said

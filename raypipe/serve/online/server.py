@@ -79,7 +79,8 @@ class Checked:
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answers. name: of its application. requests: the root of its request log."""
+    """A server that answers. name: of its application. requests: the root of its request log.
+    follow_s: between two reports of a replica."""
 
     name: str
     address: str
@@ -88,6 +89,7 @@ class Server:
     token: bool
     registry: Any
     replica: Any
+    follow_s: float = 0.0
 
     def reports(self) -> dict[str, Mapping[str, str]]:
         """What each replica serves, and what it could not load."""
@@ -156,7 +158,9 @@ def running(
             desk = serve.get_deployment_handle("registry", name)
             asks = checked.token_digest is not None
             address = f"http://{host}:{setup.port}"
-            yield Server(name, address, checked.model, setup.requests, asks, desk, handle)
+            yield Server(
+                *(name, address, checked.model, setup.requests, asks, desk, handle, cfg.follow_s)
+            )
         finally:
             _delete(name, grace_s(cfg))
             metrics.remove(setup.server)
@@ -202,6 +206,8 @@ def wait(server: Server, say: Callable[[str], None], stop: Stop) -> None:
     """Until `stop` is set: tell what the replicas load and refuse."""
     told = {"champion": [str(server.model)]}
     heard_at, is_silent = time.monotonic(), False
+    # A registry that has started again knows a replica when it asks the next time.
+    patience_s = SILENT_S + server.follow_s
     while not stop.wait(LOOK_S):
         reports: Mapping[str, Mapping[str, str]] = {}
         # A replica or the registry may be starting again.
@@ -212,7 +218,7 @@ def wait(server: Server, say: Callable[[str], None], stop: Stop) -> None:
             if is_silent:
                 say("replicas: one answers again")
             heard_at, is_silent = time.monotonic(), False
-        elif not is_silent and time.monotonic() - heard_at >= SILENT_S:
+        elif not is_silent and time.monotonic() - heard_at >= patience_s:
             say(f"replicas: none answers any more. {server.condition()}")
             is_silent = True
 
