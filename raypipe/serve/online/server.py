@@ -475,7 +475,7 @@ def _bound(host: str, port: int) -> socket.socket:
 def _not_started(why: str) -> ClusterError:
     what = f"The server did not start: {why}"
     # An error of ours on a replica names its own way out.
-    if "ConfigError: " in why:
+    if "ConfigError: " in why or "DataError: " in why:
         return ClusterError(what)
     return ClusterError(
         what,
