@@ -29,7 +29,7 @@ from raypipe.work.result import Facts, Result, prepared_from
 from raypipe.work.show import Show
 from raypipe.work.tables import Table
 
-FORMAT = 2  # of an evaluation: other intervals or slices are another evaluation
+FORMAT = 3  # of an evaluation: other intervals or slices are another evaluation
 SHOWN = 8  # slices on a terminal; the report has all
 
 
