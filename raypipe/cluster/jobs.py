@@ -321,7 +321,8 @@ def _of_head(address: str) -> str:
 def from_environment() -> str:
     """The dashboard that the environment names. Raises ConfigError if it names none."""
     for name in ADDRESSES:
-        if os.environ.get(name, "").startswith("http"):
+        # RAY_ADDRESS may also be a head's HOST:PORT, of a host that is called http-head.
+        if os.environ.get(name, "").startswith(("http://", "https://")):
             return os.environ[name]
     raise ConfigError(
         "There is no address of a cluster",
