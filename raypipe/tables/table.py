@@ -218,8 +218,8 @@ class ImageTable:
             delta = self.delta(number)
         origin = prepared.origin_of(delta)
         table_id = str(delta.metadata().id)
-        from_version = (str(origin), origin.table_id) if origin else ("", "")
-        pinned = TableVersion(self.uri, delta.version(), table_id, *from_version)
+        came_from = (str(origin), origin.table_id) if origin else ("", "")
+        pinned = TableVersion(self.uri, delta.version(), table_id, *came_from)
         self._snapshots.keep(pinned.version, pinned.table_id, delta)
         return pinned
 

@@ -141,7 +141,7 @@ def united(*some_NK: np.ndarray) -> np.ndarray:
 def is_among(rows_NK: np.ndarray, known_M2: np.ndarray) -> np.ndarray:
     """bool (N,): the row's id is known, or its image. No id, and an unknown sha256 (0), are
     nobody's."""
-    is_known_N: np.ndarray = np.zeros(len(rows_NK), bool)
+    is_known_N = np.zeros(len(rows_NK), bool)
     for k in range(rows_NK.shape[1]):
         is_known_N |= np.isin(rows_NK[:, k], known_M2[:, k % 2]) & (rows_NK[:, k] != 0)
     return is_known_N
@@ -154,7 +154,7 @@ def is_old(rows_NK: np.ndarray, known_M2: np.ndarray) -> np.ndarray:
     test row is compared by `is_among`, which rather leaves out one too many.
     """
     has_image_M = known_M2[:, 1] != 0
-    is_old_N: np.ndarray = np.zeros(len(rows_NK), bool)
+    is_old_N = np.zeros(len(rows_NK), bool)
     # By its own pair, and of a prepared table by that of the source's row.
     for k in range(0, rows_NK.shape[1], 2):
         ids_N, images_N = rows_NK[:, k], rows_NK[:, k + 1]
