@@ -18,6 +18,7 @@ from deltalake import DeltaTable
 DESCRIPTION = "Made by raypipe table prepare"
 PREFIX = "raypipe.prepared."
 NUMBER = "raypipe.prepared"  # application id of the commits' transaction numbers
+ORIGINAL = "original_sha256"  # the column with the hash of the source's bytes
 SLOTS = 2  # the record in force, and the one that comes next
 
 

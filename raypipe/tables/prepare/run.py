@@ -182,7 +182,7 @@ def _result(work: Work, out: DeltaTable, made: list[Made], shared: int) -> Prepa
         broken.update(one.broken)
     table_id = str(out.metadata().id)
     return PrepareResult(
-        table=TableVersion(work.dst, out.version(), table_id, str(origin)),
+        table=TableVersion(work.dst, out.version(), table_id, str(origin), origin.table_id),
         source=work.version,
         rows=origin.rows,
         made=sum(one.rows for one in made),

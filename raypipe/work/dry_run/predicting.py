@@ -154,9 +154,12 @@ def drift(at: At) -> Planned:
         return Planned("drift", facts, parts, most=True)
     model = str(facts["model"])
     alpha = promise.level(at.job.run, at.job.watch, "the next images", model)
+    cautions = promise.too_little(at.job.watch, alpha)
     if alpha is None:
         alpha = at.job.drift.alpha
     facts["tests"] = f"against the reference of {model}, alpha {alpha:.3g}"
+    for note in cautions:
+        facts["caution"] = note
     return Planned("drift", facts, parts, most=True, missing="the drift tests")
 
 
