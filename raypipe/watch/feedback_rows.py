@@ -475,7 +475,7 @@ def _left_out(
     if known_N2 is not None:
         hashes = pa.chunked_array([pa.array([digest for _, digest in images])])
         rows_N2 = learned.identities(mine.version.table_id, [i for i, _ in images], hashes)
-        is_known_N = learned.is_among(rows_N2, known_N2).tolist()
+        is_known_N = learned.is_old(rows_N2, known_N2).tolist()
         found |= {
             image: "learned" for image, is_known in zip(images, is_known_N, strict=True) if is_known
         }
