@@ -414,7 +414,7 @@ def _labels(
             if label.text is None:
                 continue
             of_group = "" if group is None else _text(row[group])
-            # As a package keeps them (belonging.py): blank for a null.
+            # As a package keeps them (belonging.py): blank for a null and for NaN.
             of_domain = None if domain is None else _text(row[domain])
             found.setdefault(this, _Label(label.text, of_group, of_domain))
             if of_content.setdefault(this[1], label.text) != label.text:
@@ -437,7 +437,7 @@ def _place(run: RunConfig, watch: WatchConfig, name: str, schema: pa.Schema) -> 
 
 
 def _text(value: object) -> str:
-    return "" if value is None else str(value)
+    return "" if value is None or value != value else str(value)
 
 
 def _judged(
