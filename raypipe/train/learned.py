@@ -5,8 +5,9 @@ training, and `inherited.npy` those behind the weights that it started from, bac
 ancestor. With both, nobody has to read an old version of a table, which may be vacuumed.
 
 Two models are compared on rows that neither has learned from. A row can become a test row later: a
-new split, another `where`, the same image in another table. A row counts as learned if its table
-and id are known, or the sha256 of its image.
+new split, another `where`, the same image in another table. A test row counts as learned if its
+table and id are known, or the sha256 of its image (`is_among`); elsewhere its image decides, if
+that is known (`is_old`).
 
 A row takes 16 bytes: the first 8 of a hash of table and id, which are 0 where it has no id, and the
 first 8 of the image's sha256, which are 0 where the table has no column sha256. Two of a million
@@ -150,8 +151,8 @@ def is_among(rows_NK: np.ndarray, known_M2: np.ndarray) -> np.ndarray:
 def is_old(rows_NK: np.ndarray, known_M2: np.ndarray) -> np.ndarray:
     """bool (N,): the row is a known one: its image is known, or its id where an image is not.
 
-    Several photographs of a table may share an id, so for training another image is a new row. A
-    test row is compared by `is_among`, which rather leaves out one too many.
+    Several photographs of a table may share an id, so another image is a new row. A test row is
+    compared by `is_among`, which rather leaves out one too many.
     """
     has_image_M = known_M2[:, 1] != 0
     is_old_N = np.zeros(len(rows_NK), bool)
@@ -172,7 +173,7 @@ def decides(pinned: Pinned, split: str, known_M2: np.ndarray) -> bool:
     if not len(known_M2):
         return False
     rows_N2 = rows_of(pinned, pinned.version, pinned.rows_of(split))[1]
-    return len(rows_N2) > 0 and bool(is_among(rows_N2, known_M2).mean() > FEW)
+    return len(rows_N2) > 0 and bool(is_old(rows_N2, known_M2).mean() > FEW)
 
 
 def identities(

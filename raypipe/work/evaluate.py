@@ -214,7 +214,7 @@ def _of_training_images(
         return by_split
     # The package lists its images, and those behind the weights that it started from.
     ids, rows_N2 = learned.of_table(table, version, where, package.task.kind)
-    known = int(learned.is_among(rows_N2, known_M2).sum())
+    known = int(learned.is_old(rows_N2, known_M2).sum())
     if known:
         text = (
             f"The model has learned from {known:,} of the {len(ids):,} labelled images here, so "

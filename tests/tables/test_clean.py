@@ -9,7 +9,7 @@ import io
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +19,13 @@ from PIL import Image
 
 from raypipe.config import key_of, validate
 from raypipe.errors import ConfigError, DataError
+from raypipe.job import Job
 from raypipe.tables import clean as room
 from raypipe.tables import scan, verdicts
 from raypipe.tables.clean import EXACT, CleanConfig, CleanResult, clean, known_as, rules
 from raypipe.tables.table import Columns, ImageTable, TableConfig, append
+from raypipe.work.dry_run import predicting
+from raypipe.work.dry_run.at import At
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 Draw = Callable[..., bytes]
@@ -203,6 +206,15 @@ def test_a_version_that_was_cleaned_is_refused_before_it_is_judged(
         with pytest.raises(DataError, match=says):
             clean(source, CleanConfig())
     assert judged == []
+
+    def plan(dark: float) -> str:
+        job = validate(Job, {"table": source.model_dump(), "clean": {"dark": dark}})
+        return predicting.clean(At(job, cast(Any, None), {}, 1, "here", [])).verb
+
+    # A dry run made a plan of it.
+    with pytest.raises(DataError, match=says):
+        plan(CleanConfig().dark)
+    assert plan(9.0) == "clean"
     # Who drops nothing may look at any version, and what is done is done.
     assert clean(source, CleanConfig(drop=(), tag="seen")).counts == {"broken": 1}
     assert clean(source, other).dropped == 1

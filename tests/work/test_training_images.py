@@ -65,6 +65,13 @@ def test_copies_in_another_table_are_known_by_their_bytes(tmp_path: Path) -> Non
         assert ("has learned from" in caution(mine, package, split=split)) == is_said
 
 
+def test_new_photographs_of_known_products_are_not_learned(tmp_path: Path) -> None:
+    """Their ids were known, and so all of them were said to be."""
+    package = trained_on(table(tmp_path / "mine", NAMES, NAMES))
+    again = table(tmp_path / "mine", NAMES, [*"abcdef"])
+    assert "has learned from 4 of the 12 labelled images" in caution(again, package)
+
+
 def test_rows_that_the_list_cannot_tell_are_told_by_their_split(tmp_path: Path) -> None:
     mine = table(tmp_path / "mine", NAMES, NAMES, hashes=False)
     may = (

@@ -13,6 +13,7 @@ from raypipe.serve import batch, since
 from raypipe.serve.links import batches, links
 from raypipe.serve.workers import Reading
 from raypipe.tables import between
+from raypipe.tables import clean as cleaning
 from raypipe.tables.address import resolve
 from raypipe.tables.between import Rows
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
@@ -190,6 +191,8 @@ def evaluate(at: At) -> Planned:
 def clean(at: At) -> Planned:
     table, version = ImageTable.open_pinned(at.job.table)
     images = sum(between.selected(table, version, at.job.table.where).counts)
+    # A version that was cleaned before is refused here, too.
+    cleaning.earlier(table, version, at.job.table, at.job.clean)
     facts: Facts = {"table": str(version), "images": images} | at.facts()
     facts["tag"] = at.job.clean.tag
     return Planned("clean", facts, missing="fastdup's time")
