@@ -59,7 +59,7 @@ def unused(cfg: SearchConfig, space: Space, own: Sequence[Named]) -> list[str]:
         if keyed and place >= room:
             lines.append(f"{where} is left out: of {cfg.samples * cells} trials {room} are starts")
         elif keyed:
-            lines += [f"{where}: {why}" for why in _refusals(space, start, keyed)]
+            lines += [f"{where}: {why}" for why in _refusals(space, start, keyed, place)]
     return lines
 
 
@@ -73,14 +73,20 @@ def _undrawn(start: Mapping[str, Any], space: Space, keyed: Mapping[str, Any]) -
             yield field.name
 
 
-def _refusals(space: Space, start: Mapping[str, Any], keyed: Mapping[str, Any]) -> list[str]:
-    """keyed: the start by branch key (Space.keyed)."""
+def _refusals(
+    space: Space, start: Mapping[str, Any], keyed: Mapping[str, Any], place: int
+) -> list[str]:
+    """keyed: the start by branch key (Space.keyed). place: of the trial that begins with it."""
     why = []
     for field in space.fields:
         if field.grid and field.name in start:
             why.append(f"{field.name} is a grid, whose values are tried in their order")
     try:
-        space.trial(space.job.run.seed, 0, keyed, TRIES)
+        trial = space.trial(space.job.run.seed, place, keyed, TRIES)
     except ConfigError as e:
-        why.append(f"no trial begins with all of it: {one_line(e.rule)}")
+        return [*why, f"no trial begins with all of it: {one_line(e.rule)}"]
+    for name in sorted({field_of(key) for key in keyed} & start.keys()):
+        # Its condition asks for what chance draws.
+        if name not in trial or trial[name] != start[name]:
+            why.append(f"{name} is left out: none of {TRIES} draws of its other fields allows it")
     return why
