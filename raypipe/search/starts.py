@@ -47,6 +47,8 @@ def unused(cfg: SearchConfig, space: Space, own: Sequence[Named]) -> list[str]:
     lines = []
     # A default space fills the first one up.
     filled = dict(enumerate((cfg.start or {}, *(cfg.starts or ()))))
+    # Without a search.start, the first of search.starts is the first trial.
+    ahead = 0 if cfg.start or own[0][1] else 1
     for place, (where, as_set) in enumerate(own):
         if not as_set:
             continue
@@ -56,10 +58,11 @@ def unused(cfg: SearchConfig, space: Space, own: Sequence[Named]) -> list[str]:
         keyed = space.keyed({**filled.get(place, {}), **start})
         for name in _undrawn(start, space, keyed):
             lines.append(f"{where}: no trial with its other values has {name}, so it is left out")
-        if keyed and place >= room:
+        at = place - ahead
+        if keyed and at >= room:
             lines.append(f"{where} is left out: of {cfg.samples * cells} trials {room} are starts")
         elif keyed:
-            lines += [f"{where}: {why}" for why in _refusals(space, start, keyed, place)]
+            lines += [f"{where}: {why}" for why in _refusals(space, start, keyed, at)]
     return lines
 
 
@@ -74,15 +77,15 @@ def _undrawn(start: Mapping[str, Any], space: Space, keyed: Mapping[str, Any]) -
 
 
 def _refusals(
-    space: Space, start: Mapping[str, Any], keyed: Mapping[str, Any], place: int
+    space: Space, start: Mapping[str, Any], keyed: Mapping[str, Any], at: int
 ) -> list[str]:
-    """keyed: the start by branch key (Space.keyed). place: of the trial that begins with it."""
+    """keyed: the start by branch key (Space.keyed). at: the trial that begins with it."""
     why = []
     for field in space.fields:
         if field.grid and field.name in start:
             why.append(f"{field.name} is a grid, whose values are tried in their order")
     try:
-        trial = space.trial(space.job.run.seed, place, keyed, TRIES)
+        trial = space.trial(space.job.run.seed, at, keyed, TRIES)
     except ConfigError as e:
         return [*why, f"no trial begins with all of it: {one_line(e.rule)}"]
     for name in sorted({field_of(key) for key in keyed} & start.keys()):

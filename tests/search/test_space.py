@@ -418,6 +418,10 @@ def test_a_start_that_is_refused_as_a_whole_is_said() -> None:
     fine = {"model.mode": "finetune", "model.frozen_blocks": 3}
     (line,) = starts.unused(cfg, space, [("search.start", fine), ("search.starts.0", fine)])
     assert line == "search.starts.0 is left out: of 3 trials 1 are starts"
+    # Without a search.start it is the first trial.
+    alone = SearchConfig(samples=3, space=texts, starts=(fine,))
+    assert plan(job, alone, space, [])[0] == fine
+    assert starts.unused(alone, space, starts.of(alone)) == []
     crossed = parse.parse({"train.lr": "grid(1e-3, 1e-2)"}, job)
     (line,) = starts.unused(cfg, crossed, [("search.start", {"train.lr": 1e-2})])
     assert "train.lr is a grid" in line
