@@ -56,8 +56,10 @@ def unused(cfg: SearchConfig, space: Space, own: Sequence[Named]) -> list[str]:
         for value in parse.left_out(start, space):
             lines.append(f"{where}: no trial of this space has {value}, so it is left out")
         keyed = space.keyed({**filled.get(place, {}), **start})
+        by_itself = set(_undrawn(start, space, space.keyed(start)))
         for name in _undrawn(start, space, keyed):
-            lines.append(f"{where}: no trial with its other values has {name}, so it is left out")
+            beside = "its other values" if name in by_itself else "the portfolio's values beside it"
+            lines.append(f"{where}: no trial with {beside} has {name}, so it is left out")
         at = place - ahead
         if keyed and at >= room:
             lines.append(f"{where} is left out: of {cfg.samples * cells} trials {room} are starts")
