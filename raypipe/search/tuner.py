@@ -240,6 +240,9 @@ def _search_into(
     is_answered = any(trial.checkpoint is not None for trial in first.trials)
 
     def end_with_it(why: str) -> None:
+        if cfg.soup > 1:
+            ledger.notes.append("No soup: no trial has begun")
+
         def combine(heads: list[Trial]) -> None:
             if cfg.ensemble > 1:
                 several.ensemble(folder, job, cfg, heads, pinned, first.data, ledger)
