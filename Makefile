@@ -71,7 +71,6 @@ endif
 	$(BIN)/raypipe sidecars
 	@touch $@
 
-# Caches and what was built, and of the runs only the folder that a quickstart has made: others hold tables and models.
+# Caches and what was built. Runs hold tables and models, and stay.
 clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis docs/_build dist/databricks
-	@if [ -e runs/solar/.quickstart ]; then echo rm -rf runs/solar; rm -rf runs/solar; fi

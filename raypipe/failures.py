@@ -180,7 +180,8 @@ def _of_os(error: OSError) -> RaypipeError | None:
         fix = "Set run.dir and table.uri elsewhere"
         return RaypipeError("The disk may not be written", got=file, fix=fix)
     if isinstance(error, PermissionError):
-        return RaypipeError("A file may not be opened", got=file, rule=error.strerror or "")
+        fix, rule = "Mend its rights, or run as a user who may", error.strerror or ""
+        return RaypipeError("A file may not be opened", got=file, rule=rule, fix=fix)
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return RaypipeError("Too many files are open", fix="Raise `ulimit -n`")
     return None

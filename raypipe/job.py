@@ -73,6 +73,15 @@ class Job(TrainSections):
             )
         return self
 
+    @model_validator(mode="after")
+    def _an_image_for_each(self) -> Self:
+        # Not a rule of the section, for the same reason.
+        stages = [self.training.stage(epoch)[0] for epoch in self.by_epoch]
+        for one in (self, *stages):
+            if why := one.train.too_few_images:
+                raise ValueError(why)
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _reference_as_watched(cls, tree: Any) -> Any:

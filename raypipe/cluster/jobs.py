@@ -199,7 +199,7 @@ class Jobs:
         try:
             text = self._client.get_job_logs(job)
         except Exception as e:
-            say(f"The rest of the log of {job} does not arrive: {one_line(e)}")
+            say(f"The rest of the log of {job}, if there is one, does not arrive: {one_line(e)}")
             return
         take(text)
 
@@ -222,8 +222,10 @@ class Jobs:
                 await asyncio.wait([tail], timeout=LAST_LINES_S if state.has_ended else POLL_S)
                 if not state.has_ended:
                     state = await asyncio.to_thread(self.state, job)
-                elif shown.taken == taken:
-                    break  # nothing has come for LAST_LINES_S
+                elif shown.taken == taken and not tail.done():
+                    # The job has ended, and its log not: the connection may have died.
+                    cut = f"nothing has come for {LAST_LINES_S:g} s"
+                    break
         finally:
             if not tail.done():
                 tail.cancel()
@@ -319,7 +321,8 @@ def _of_head(address: str) -> str:
 def from_environment() -> str:
     """The dashboard that the environment names. Raises ConfigError if it names none."""
     for name in ADDRESSES:
-        if os.environ.get(name, "").startswith("http"):
+        # RAY_ADDRESS may also be a head's HOST:PORT, of a host that is called http-head.
+        if os.environ.get(name, "").startswith(("http://", "https://")):
             return os.environ[name]
     raise ConfigError(
         "There is no address of a cluster",

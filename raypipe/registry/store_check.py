@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from raypipe.errors import ConfigError, hidden, one_line
+from raypipe.registry import catalog
 from raypipe.registry.tracking import address_of, file_of
 
 DATABASES = "sqlite", "postgresql", "mysql", "mssql"
@@ -121,8 +122,11 @@ def _server(address: str, of: str) -> dict[str, Any]:
     import mlflow
 
     try:
-        client = mlflow.MlflowClient(address, address)
-        # Unity Catalog has models and no runs.
+        # Unity Catalog has models and no runs: MLflow refuses it as a store of these.
+        runs = address
+        if catalog.is_catalog(address):
+            runs = address.replace(catalog.CATALOG, "databricks", 1)
+        client = mlflow.MlflowClient(runs, address)
         if of == "registry.uri":
             client.search_experiments(max_results=1)
         else:

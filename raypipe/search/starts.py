@@ -47,6 +47,8 @@ def unused(cfg: SearchConfig, space: Space, own: Sequence[Named]) -> list[str]:
     lines = []
     # A default space fills the first one up.
     filled = dict(enumerate((cfg.start or {}, *(cfg.starts or ()))))
+    # Without a search.start, the first of search.starts is the first trial.
+    ahead = 0 if cfg.start or own[0][1] else 1
     for place, (where, as_set) in enumerate(own):
         if not as_set:
             continue
@@ -54,12 +56,15 @@ def unused(cfg: SearchConfig, space: Space, own: Sequence[Named]) -> list[str]:
         for value in parse.left_out(start, space):
             lines.append(f"{where}: no trial of this space has {value}, so it is left out")
         keyed = space.keyed({**filled.get(place, {}), **start})
+        by_itself = set(_undrawn(start, space, space.keyed(start)))
         for name in _undrawn(start, space, keyed):
-            lines.append(f"{where}: no trial with its other values has {name}, so it is left out")
-        if keyed and place >= room:
+            beside = "its other values" if name in by_itself else "the portfolio's values beside it"
+            lines.append(f"{where}: no trial with {beside} has {name}, so it is left out")
+        at = place - ahead
+        if keyed and at >= room:
             lines.append(f"{where} is left out: of {cfg.samples * cells} trials {room} are starts")
         elif keyed:
-            lines += [f"{where}: {why}" for why in _refusals(space, start, keyed)]
+            lines += [f"{where}: {why}" for why in _refusals(space, start, keyed, at)]
     return lines
 
 
@@ -73,14 +78,20 @@ def _undrawn(start: Mapping[str, Any], space: Space, keyed: Mapping[str, Any]) -
             yield field.name
 
 
-def _refusals(space: Space, start: Mapping[str, Any], keyed: Mapping[str, Any]) -> list[str]:
-    """keyed: the start by branch key (Space.keyed)."""
+def _refusals(
+    space: Space, start: Mapping[str, Any], keyed: Mapping[str, Any], at: int
+) -> list[str]:
+    """keyed: the start by branch key (Space.keyed). at: the trial that begins with it."""
     why = []
     for field in space.fields:
         if field.grid and field.name in start:
             why.append(f"{field.name} is a grid, whose values are tried in their order")
     try:
-        space.trial(space.job.run.seed, 0, keyed, TRIES)
+        trial = space.trial(space.job.run.seed, at, keyed, TRIES)
     except ConfigError as e:
-        why.append(f"no trial begins with all of it: {one_line(e.rule)}")
+        return [*why, f"no trial begins with all of it: {one_line(e.rule)}"]
+    for name in sorted({field_of(key) for key in keyed} & start.keys()):
+        # Its condition asks for what chance draws.
+        if name not in trial or trial[name] != start[name]:
+            why.append(f"{name} is left out: none of {TRIES} draws of its other fields allows it")
     return why

@@ -102,8 +102,8 @@ def search(
             "settings of steps: one trial is run. Set search.space to compare heads",
             job.train.solver,
         )
-    if job.idle_augment and "finetune" not in space.values("model.mode"):
-        log.warning("%s", job.idle_augment)
+    if said := _idle_augment(cfg, space):
+        log.warning("%s", said)
     if cfg.populated and is_default:
         log.info(
             "search.scheduler=%s draws what can change while a trial trains: %s. All trials have "
@@ -153,6 +153,16 @@ def search(
     if result.checked_on:
         ledger.notes.append(f"The ensemble was checked {result.checked_on}")
     return result
+
+
+def _idle_augment(cfg: SearchConfig, space: Space) -> str:
+    """Which settings of `augment` change no trial and no refit, in words; "" if they all count."""
+    modes = {*space.values("model.mode"), (cfg.refit_changes or {}).get("model.mode", "frozen")}
+    if "model.mode" not in space.always:
+        modes.add(space.job.model.mode)
+    if modes != {"frozen"}:
+        return ""
+    return space.job.idle_if_frozen([field.name for field in space.fields])
 
 
 def name_of(job: TrainJob, cfg: SearchConfig, space: Space, version: TableVersion) -> str:
@@ -230,6 +240,9 @@ def _search_into(
     is_answered = any(trial.checkpoint is not None for trial in first.trials)
 
     def end_with_it(why: str) -> None:
+        if cfg.soup > 1:
+            ledger.notes.append("No soup: no trial has begun")
+
         def combine(heads: list[Trial]) -> None:
             if cfg.ensemble > 1:
                 several.ensemble(folder, job, cfg, heads, pinned, first.data, ledger)

@@ -119,8 +119,6 @@ def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
     raw = table.pin(source.version)
     # Before an hour of looking at images: their rows could not be dropped.
     constraints.require_changeable(table.delta(), table.uri)
-    files = table.snapshot(raw).paths(table.uri)
-    policy = _policy(raw, source, cfg, files)
     images = len(scan.rows(table, raw, [table.columns.id], source.where))
     if not images:
         raise DataError(
@@ -128,18 +126,12 @@ def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
             got=source.where or None,
             fix="Check table.version and table.where",
         )
-    options = source.storage_options
 
     # Judge the version, unless an earlier run with the same policy has.
-    rows = verdicts.read(table.uri, raw, policy, options)
-    # A table that was moved since names its files otherwise.
-    if rows is not None and any(row["file"] not in files for row in rows):
-        rows = None
-    why = f"clean {policy} of v{raw.version}"
-    if cfg.drop and (rows is None or any(row["dropped"] for row in rows)):
-        _require_same_rows(table, raw, why)
+    policy, rows = earlier(table, raw, source, cfg)
     if rows is None:
         rows = _judge(table, raw, source, cfg)
+        options = source.storage_options
         verdicts.write(table.uri, raw, policy, rules(cfg), rows, images, options)
 
     # Drop the rows that the policy names; a row may have several verdicts.
@@ -151,15 +143,40 @@ def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
             got=dict(Counter(row["verdict"] for row in dropped)),
             fix="Loosen the limits in clean, or shorten clean.drop",
         )
-    version = rewrite.drop(table, raw, places, why)
+    version = rewrite.drop(table, raw, places, _why(policy, raw))
     table.tag(cfg.tag, version.version, move=True)
     counts = Counter(row["verdict"] for row in rows)
     return CleanResult(raw, version, policy, images, len(places), dict(counts))
 
 
-def _require_same_rows(table: ImageTable, raw: TableVersion, why: str) -> None:
-    """Raise DataError if rows could not be dropped because others came or went since `raw`, and no
-    commit says `why`. Asked before an hour of looking at images.
+def earlier(
+    table: ImageTable, raw: TableVersion, source: TableConfig, cfg: CleanConfig
+) -> tuple[str, verdicts.Rows | None]:
+    """The key of these verdicts on `raw`, and those that an earlier run has kept; None: none.
+
+    Raises DataError if another cleaning has dropped rows of `raw`, and this one may drop some.
+    """
+    files = table.snapshot(raw).paths(table.uri)
+    policy = _policy(raw, source, cfg, files)
+    rows = verdicts.read(table.uri, raw, policy, source.storage_options)
+    # A table that was moved since names its files otherwise.
+    if rows is not None and any(row["file"] not in files for row in rows):
+        rows = None
+    if cfg.drop and (rows is None or any(row["dropped"] for row in rows)):
+        _require_uncleaned(table, raw, _why(policy, raw))
+    return policy, rows
+
+
+def _why(policy: str, raw: TableVersion) -> str:
+    """What the commit of a cleaning says (cleaned.CLEAN)."""
+    return f"clean {policy} of v{raw.version}"
+
+
+def _require_uncleaned(table: ImageTable, raw: TableVersion, why: str) -> None:
+    """Raise DataError if another cleaning has dropped rows of `raw`, and no commit says `why`.
+    Asked before an hour of looking at images.
+
+    Where other rows have come since, that is only said: perhaps there is nothing to drop.
     """
     _, since = table.commits(after=raw.version)
     if any(entry.get("raypipe") == why for entry in since):
@@ -174,7 +191,13 @@ def _require_same_rows(table: ImageTable, raw: TableVersion, why: str) -> None:
             fix="Leave table.version out. For images that only the other limits dropped, run "
             "raypipe ingest with these limits first: it adds them again",
         )
-    rewrite.require_same_rows(table, raw, since)
+    if changing:
+        log.warning(
+            "%s has got or lost rows since version %d. If an image is to be dropped, this cleaning "
+            "will end without dropping it: leave table.version out",
+            table.uri,
+            raw.version,
+        )
 
 
 def rules(cfg: CleanConfig) -> str:

@@ -18,6 +18,7 @@ from deltalake import DeltaTable
 DESCRIPTION = "Made by raypipe table prepare"
 PREFIX = "raypipe.prepared."
 NUMBER = "raypipe.prepared"  # application id of the commits' transaction numbers
+ORIGINAL = "original_sha256"  # the column with the hash of the source's bytes
 SLOTS = 2  # the record in force, and the one that comes next
 
 
@@ -28,6 +29,7 @@ class Origin:
     uri, version, table_id: of the source. state: of its rows (prepare.plan); "" where an earlier
     raypipe wrote the record. line: hash of all settings and of the source table; two
     records of one line differ by version only. run: names the process that wrote the record.
+    roles: hash of the columns that chose the rows; "" as of state.
     """
 
     number: int
@@ -41,6 +43,7 @@ class Origin:
     rows: int
     run: str
     state: str = ""
+    roles: str = ""
 
     def __str__(self) -> str:
         return f"{self.uri}@v{self.version}"

@@ -97,6 +97,8 @@ class TableVersion:
     table_id: str = field(default="", compare=False, repr=False)
     # Of a prepared table: the version that its images were made from.
     origin: str = field(default="", compare=False, repr=False)
+    # Delta's id of the table of that version.
+    origin_id: str = field(default="", compare=False, repr=False)
 
     @property
     def identity(self) -> str:
@@ -215,9 +217,9 @@ class ImageTable:
         if delta is None or number not in (None, delta.version()):
             delta = self.delta(number)
         origin = prepared.origin_of(delta)
-        pinned = TableVersion(
-            self.uri, delta.version(), str(delta.metadata().id), str(origin or "")
-        )
+        table_id = str(delta.metadata().id)
+        came_from = (str(origin), origin.table_id) if origin else ("", "")
+        pinned = TableVersion(self.uri, delta.version(), table_id, *came_from)
         self._snapshots.keep(pinned.version, pinned.table_id, delta)
         return pinned
 

@@ -16,7 +16,7 @@ from raypipe.registry.tracking import RegistryConfig
 def names(
     cfg: RegistryConfig, pinned: Pinned, rows: Rows, samples_N: np.ndarray
 ) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """(domains, groups) of these samples, blank for a null.
+    """(domains, groups) of these samples, blank for a null and for NaN.
 
     No domain at all: no column is asked for, and the table has no source column. None: no column of
     groups is asked for. Raises DataError for a file that cannot be read.
@@ -31,7 +31,8 @@ def names(
 
     def texts(column: str) -> tuple[str, ...]:
         # Dates, numbers and truth values are names, too.
-        values = ["" if value is None else str(value) for value in read[column].to_pylist()]
+        raw = read[column].to_pylist()
+        values = ["" if value is None or value != value else str(value) for value in raw]
         return tuple(values[sample] for sample in samples_N.tolist())
 
     return texts(domain) if domain else (), texts(cfg.group) if cfg.group else None

@@ -54,10 +54,12 @@ def card(
     name: str,
     looks: int,
     members: Sequence[Member] = (),
+    stay: Sequence[str] = (),
 ) -> Card:
     """The card of a result that is published as `name`.
 
     looks: how often the test images of the table were looked at before. members: of an ensemble.
+    stay: the names of those that a refit on more splits left as they were.
     """
     is_number = pinned.task.kind in NUMERIC
     averaged = checkpoint.averaged(Path(result.checkpoint))
@@ -66,7 +68,7 @@ def card(
         task=pinned.task,
         made_at=datetime.now(timezone.utc),
         facts=(
-            *_architecture(job, members),
+            *_architecture(job, members, stay),
             ("Epochs", epochs(job, result, averaged, is_ensemble=bool(members))),
             ("Code", (made_by.commit() or "no checkout")[:12]),
             ("Key", result.key),
@@ -88,7 +90,7 @@ def card(
     )
 
 
-def _architecture(job: TrainJob, members: Sequence[Member]) -> report.Facts:
+def _architecture(job: TrainJob, members: Sequence[Member], stay: Sequence[str]) -> report.Facts:
     if not members:
         return (
             ("Backbone", job.model.name),
@@ -101,7 +103,10 @@ def _architecture(job: TrainJob, members: Sequence[Member]) -> report.Facts:
     for place, member in enumerate(members, 1):
         what = f"{member.model.name}, {member.model.mode}, {member.model.pixels} px"
         trial = f" ({member.name})" if member.name else ""
-        facts.append((f"Member {place}", f"{what}, weight {member.weight / total:.2f}{trial}"))
+        # The card's counts are of the rows of the others.
+        without = ", trained without validation images" if member.name in stay else ""
+        weight = f"weight {member.weight / total:.2f}"
+        facts.append((f"Member {place}", f"{what}, {weight}{trial}{without}"))
     facts.append(("Input", f"{side} x {side} px, RGB; smaller members shrink it themselves"))
     return tuple(facts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,11 +166,17 @@ class TrainSections(Section):
     @property
     def idle_augment(self) -> str:
         """Which settings of `augment` change nothing, in words; "" if they all count."""
-        if self.model.mode != "frozen":
-            return ""
+        return self.idle_if_frozen() if self.model.mode == "frozen" else ""
+
+    def idle_if_frozen(self, drawn: Collection[str] = ()) -> str:
+        """Which settings of `augment` frozen features do not have, in words; "": none is set.
+
+        drawn: dotted fields that a search sets.
+        """
         usual = AugmentConfig().model_dump()
         given = self.augment.model_dump()
-        names = [f"augment.{name}" for name in usual if given[name] != usual[name]]
+        is_set = [name for name in usual if given[name] != usual[name]]
+        names = [f"augment.{n}" for n in usual if n in is_set or f"augment.{n}" in drawn]
         if not names:
             return ""
         has = "has" if len(names) == 1 else "have"

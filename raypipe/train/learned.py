@@ -5,19 +5,24 @@ training, and `inherited.npy` those behind the weights that it started from, bac
 ancestor. With both, nobody has to read an old version of a table, which may be vacuumed.
 
 Two models are compared on rows that neither has learned from. A row can become a test row later: a
-new split, another `where`, the same image in another table. A row counts as learned if its table
-and id are known, or the sha256 of its image.
+new split, another `where`, the same image in another table. A test row counts as learned if its
+table and id are known, or the sha256 of its image (`is_among`); elsewhere its image decides, if
+that is known (`is_old`).
 
 A row takes 16 bytes: the first 8 of a hash of table and id, which are 0 where it has no id, and the
 first 8 of the image's sha256, which are 0 where the table has no column sha256. Two of a million
 images agree by chance in one of 10 million such sets. uint64 (N, 2), sorted, each row once.
+
+A prepared table has the images of its source, in other bytes and under another table's id. So each
+of its rows is known by two such pairs, its own and that of the source's row: uint64 (N, 4) as read
+from the table, two rows in a package. Names with NK take both: K is 2, or 4 of a prepared table.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +33,7 @@ from raypipe.feed.stored import SHA256, parsed
 from raypipe.models.labels import Kind
 from raypipe.registry.package import Package
 from raypipe.tables import label_column, scan
+from raypipe.tables.prepared import ORIGINAL
 from raypipe.tables.table import ImageTable, TableVersion
 from raypipe.train.job import TrainJob
 
@@ -43,7 +49,7 @@ def rows_of(
     where: scan.Where,
     without: frozenset[str | None] = frozenset(),
 ) -> tuple[list[str | None], np.ndarray]:
-    """(ids, identities_N2) of the labelled rows of a version, in the table's order.
+    """(ids, identities_NK) of the labelled rows of a version, in the table's order.
 
     without: ids that do not count. Raises DataError as tables do.
     """
@@ -60,19 +66,33 @@ def of_table(
     """As `rows_of`, of a table that nobody has pinned for a training. kind: of the labels."""
     columns = table.columns
     has = {field.name for field in table.at(version).schema().fields}
-    wanted = [columns.id, columns.label, *([SHA256] if SHA256 in has else [])]
+    wanted = [columns.id, columns.label, *hashes_of(version, has)]
     ids: list[str | None] = []
-    parts = [NONE_N2]
+    parts = [np.empty((0, 4 if version.origin_id else 2), np.uint64)]
     for part in scan.each(table, version, list(dict.fromkeys(wanted)), where):
         labels = label_column.read(part[columns.label], kind, columns.label)
         names = part[columns.id].cast(pa.string()).to_pylist()
         known = zip(labels.is_valid().to_pylist(), names, strict=True)
         kept_N = np.array([is_known and name not in without for is_known, name in known], bool)
-        some = [name for name, is_kept in zip(names, kept_N.tolist(), strict=True) if is_kept]
-        hashes = part[SHA256].filter(pa.array(kept_N)) if SHA256 in has else None
-        ids += some
-        parts.append(identities(version.table_id, some, hashes))
+        ids += [name for name, is_kept in zip(names, kept_N.tolist(), strict=True) if is_kept]
+        parts.append(of_part(version, part.filter(pa.array(kept_N)), columns.id))
     return ids, np.concatenate(parts)
+
+
+def hashes_of(version: TableVersion, has: Container[str]) -> list[str]:
+    """The columns of hashes that `of_part` reads. has: the names of all columns of the table."""
+    names = (SHA256, ORIGINAL) if version.origin_id else (SHA256,)
+    return [name for name in names if name in has]
+
+
+def of_part(version: TableVersion, rows: pa.Table, id_column: str) -> np.ndarray:
+    """identities_NK of some rows of a version."""
+    ids = rows[id_column].cast(pa.string()).to_pylist()
+    own, original = (rows[c] if c in rows.schema.names else None for c in (SHA256, ORIGINAL))
+    own_N2 = identities(version.table_id, ids, own)
+    if not version.origin_id:
+        return own_N2
+    return np.hstack([own_N2, identities(version.origin_id, ids, original)])
 
 
 def of_training(job: TrainJob, pinned: Pinned) -> np.ndarray:
@@ -114,32 +134,37 @@ def _read(name: str, data: bytes) -> np.ndarray:
     return rows_N2
 
 
-def united(*some_N2: np.ndarray) -> np.ndarray:
-    """All of the rows, sorted, each once."""
-    return _sorted(np.concatenate(some_N2))
+def united(*some_NK: np.ndarray) -> np.ndarray:
+    """identities_N2 of all of the rows, sorted, each once."""
+    return _sorted(np.concatenate(some_NK))
 
 
-def is_among(rows_N2: np.ndarray, known_M2: np.ndarray) -> np.ndarray:
+def is_among(rows_NK: np.ndarray, known_M2: np.ndarray) -> np.ndarray:
     """bool (N,): the row's id is known, or its image. No id, and an unknown sha256 (0), are
     nobody's."""
-    same_N2 = [np.isin(rows_N2[:, k], known_M2[:, k]) & (rows_N2[:, k] != 0) for k in (0, 1)]
-    is_known_N: np.ndarray = same_N2[0] | same_N2[1]
+    is_known_N = np.zeros(len(rows_NK), bool)
+    for k in range(rows_NK.shape[1]):
+        is_known_N |= np.isin(rows_NK[:, k], known_M2[:, k % 2]) & (rows_NK[:, k] != 0)
     return is_known_N
 
 
-def is_old(rows_N2: np.ndarray, known_M2: np.ndarray) -> np.ndarray:
+def is_old(rows_NK: np.ndarray, known_M2: np.ndarray) -> np.ndarray:
     """bool (N,): the row is a known one: its image is known, or its id where an image is not.
 
-    Several photographs of a table may share an id, so for training another image is a new row. A
-    test row is compared by `is_among`, which rather leaves out one too many.
+    Several photographs of a table may share an id, so another image is a new row. A test row is
+    compared by `is_among`, which rather leaves out one too many.
     """
-    has_image_N, has_image_M = rows_N2[:, 1] != 0, known_M2[:, 1] != 0
-    same_image_N = np.isin(rows_N2[:, 1], known_M2[:, 1]) & has_image_N
-    # Of two rows with images these decide: only where one has none, the id does.
-    has_id_N = rows_N2[:, 0] != 0
-    same_id_N = np.isin(rows_N2[:, 0], known_M2[:, 0]) & ~has_image_N
-    same_id_N |= np.isin(rows_N2[:, 0], known_M2[~has_image_M, 0])
-    is_old_N: np.ndarray = same_image_N | (same_id_N & has_id_N)
+    has_image_M = known_M2[:, 1] != 0
+    is_old_N = np.zeros(len(rows_NK), bool)
+    # By its own pair, and of a prepared table by that of the source's row.
+    for k in range(0, rows_NK.shape[1], 2):
+        ids_N, images_N = rows_NK[:, k], rows_NK[:, k + 1]
+        has_image_N = images_N != 0
+        is_old_N |= np.isin(images_N, known_M2[:, 1]) & has_image_N
+        # Of two rows with images these decide: only where one has none, the id does.
+        same_id_N = np.isin(ids_N, known_M2[:, 0]) & ~has_image_N
+        same_id_N |= np.isin(ids_N, known_M2[~has_image_M, 0])
+        is_old_N |= same_id_N & (ids_N != 0)
     return is_old_N
 
 
@@ -148,7 +173,7 @@ def decides(pinned: Pinned, split: str, known_M2: np.ndarray) -> bool:
     if not len(known_M2):
         return False
     rows_N2 = rows_of(pinned, pinned.version, pinned.rows_of(split))[1]
-    return len(rows_N2) > 0 and bool(is_among(rows_N2, known_M2).mean() > FEW)
+    return len(rows_N2) > 0 and bool(is_old(rows_N2, known_M2).mean() > FEW)
 
 
 def identities(
@@ -169,8 +194,8 @@ def identities(
     return rows_N2
 
 
-def _sorted(rows_N2: np.ndarray) -> np.ndarray:
-    return np.unique(rows_N2, axis=0)
+def _sorted(rows_NK: np.ndarray) -> np.ndarray:
+    return np.unique(rows_NK.reshape(-1, 2), axis=0)
 
 
 def _bytes(rows_N2: np.ndarray) -> bytes:

@@ -98,6 +98,8 @@ def facts(
         "format": FORMAT,
         "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "table_id": pinned.version.table_id,
+        # Of a prepared table: its source's; else "".
+        "source_table_id": pinned.version.origin_id,
         "rows": rows_of(job, pinned),
         "start": called_for.start.facts(job),
         "cleaning": asdict(cleaned.of(pinned.table, pinned.version)),

@@ -49,12 +49,14 @@ def publish(
     recorded: Sequence[Path] = (),
     called_for: CalledFor | None = None,
     until: float | None = None,
+    stay: Sequence[str] = (),
 ) -> ModelVersion:
     """Register the `result` of a plan, or return the version that was registered for it before.
 
     children: trials, logged as nested runs. recorded: folders of work before this training, which
     recorded what the nodes did too, as the search before a refit. called_for: why it was made;
     None: somebody wanted it. until: of time.monotonic, when shifted copies have to be done.
+    stay: members of an ensemble that did not learn from validation images, though others did.
     """
     assert planned.pinned.version == result.version, "a plan and the result of another one"
     # Of two processes that publish the same result, the second waits and finds the first's version.
@@ -69,7 +71,7 @@ def publish(
         # A refit begins with a trial of its own search, which learned from the same rows.
         if began is None or not any(Path(began).is_relative_to(folder) for folder in recorded):
             why = why.behind(began)
-        return _publish(store, planned, result, key, name, children, folders, why, until)
+        return _publish(store, planned, result, key, name, children, folders, why, until, stay)
 
 
 def package_key(job: TrainJob, result: TrainResult) -> str:
@@ -96,6 +98,7 @@ def _publish(
     recorded: Sequence[Path],
     called_for: CalledFor,
     until: float | None,
+    stay: Sequence[str],
 ) -> ModelVersion:
     job, pinned = planned.job, planned.pinned
     model = assemble(job, result)
@@ -132,7 +135,7 @@ def _publish(
     # The card is part of the package, so that it travels and is hashed with it.
     looks = runs.looks(store, pinned.version)
     members = model.members if isinstance(model, EnsembleModel) else ()
-    described = card(job, pinned, result, held_out, store.model, looks, members)
+    described = card(job, pinned, result, held_out, store.model, looks, members, stay)
     pages = {HTML: html(described), MARKDOWN: markdown(described)}
     extra = {name: text.encode() for name, text in pages.items()}
     trained_on_N2 = learned.of_training(job, pinned)

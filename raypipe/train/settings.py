@@ -125,6 +125,21 @@ class TrainConfig(ParallelConfig):
         return min(limits, default=None)
 
     @property
+    def too_few_images(self) -> str:
+        """Why not each worker has an image of a batch, in words; "" if that does no harm.
+
+        A worker without one computes another's, and norms of all workers count it.
+        """
+        size = self.batch_size
+        if not self.sync_bn or not isinstance(size, int) or size >= self.most_workers:
+            return ""
+        return (
+            "train.sync_bn=true takes statistics of the whole batch, and of "
+            f"train.batch_size={size} not each of {self.most_workers} workers has an image. "
+            "Raise train.batch_size, or set train.sync_bn=false"
+        )
+
+    @property
     def elastic(self) -> bool:
         """May the number of workers change?"""
         return self.fewest_workers < self.most_workers
@@ -145,18 +160,6 @@ class TrainConfig(ParallelConfig):
         if self.fewest_workers > self.most_workers:
             both = [self.fewest_workers, self.most_workers]
             raise ValueError(f"workers={both}: the smaller number comes first")
-        return self
-
-    @model_validator(mode="after")
-    def _an_image_for_each(self) -> TrainConfig:
-        """A worker without an image computes another's: norms of all workers would count it."""
-        size = self.batch_size
-        if self.sync_bn and isinstance(size, int) and size < self.most_workers:
-            raise ValueError(
-                f"sync_bn=true takes statistics of the whole batch, and of batch_size={size} "
-                f"not each of {self.most_workers} workers has an image. "
-                "Raise batch_size, or set sync_bn=false"
-            )
         return self
 
     @model_validator(mode="after")

@@ -1,7 +1,8 @@
 """While a group of workers has not started: say that it waits, and let SIGTERM end the wait.
 
-Ray Train waits for ever until there is room for all workers. These see the file that asks them to
-leave (worker_group.py) only when they run.
+Ray Train waits for ever until there is room for all workers, at first and again after a failure:
+the node of some may be gone. They see the file that asks them to leave (worker_group.py) only when
+they run.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ class StoppedBeforeStart(Exception):
 def watched(
     started: threading.Event, leave: Path, workers: int, worker: dict[str, float]
 ) -> Iterator[None]:
-    """Starts a group of `workers` in the block. started: set when they run. leave: see above.
+    """Starts a group of `workers` in the block. started: set while they run. leave: see above.
 
     worker: what each of them needs, as Ray names it. Raises StoppedBeforeStart.
     """
+    stopped = threading.Event()
 
     def stop() -> None:
         leave.touch()
         if not started.is_set():
+            stopped.set()
             # Ray makes a KeyboardInterrupt of any error that a signal raises while it waits.
             raise KeyboardInterrupt
 
@@ -48,7 +51,7 @@ def watched(
                 raise StoppedBeforeStart
             yield
     except KeyboardInterrupt:
-        if leave.exists() and not started.is_set():
+        if stopped.is_set():
             raise StoppedBeforeStart from None
         # In a notebook the cluster stays: the workers must not train on.
         leave.touch()
@@ -61,11 +64,20 @@ def watched(
 def _tell(
     started: threading.Event, ended: threading.Event, workers: int, worker: dict[str, float]
 ) -> None:
-    """Log every PATIENCE_S that the workers do not run yet."""
+    """Log every PATIENCE_S that the workers do not run, if they have not for so long."""
     kinds = {kind: need for kind, need in worker.items() if need > 0}
     needs = " and ".join(f"{need:g} {kind}" for kind, need in kinds.items())
-    while not ended.wait(PATIENCE_S) and not started.is_set():
-        nodes = free_resources().values()
+    waited = True  # before the first look, for the whole of PATIENCE_S
+    while not ended.wait(PATIENCE_S):
+        waits, waited = waited, not started.is_set()
+        if not (waits and waited):
+            continue
+        try:
+            nodes = free_resources().values()
+        except Exception as e:
+            # A look that fails must not end the thread.
+            log.debug("Could not look for room: %s", e)
+            continue
         free = " and ".join(
             f"{sum(node.get(kind, 0) for node in nodes):g} {kind}" for kind in kinds
         )

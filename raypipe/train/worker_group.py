@@ -5,7 +5,8 @@ Messages from the workers to the driver go through one queue. It is an actor on 
     rank 0 -- put --> queue -- get --> relay thread of the driver --> the caller's callbacks
 
 1. Rank 0 puts `Started` once, `EpochEnded` after each epoch, and a `Position` about once a second
-   if the caller wants it.
+   if the caller wants it. Where workers fail, Ray Train puts `Lost` (lost_workers.py): if it starts
+   the group again, that begins with another `Started`.
 2. The queue holds `Share.ahead` messages. When it is full, rank 0 waits with its epoch, and a
    `Position` is dropped.
 3. Messages are pickled bytes: to hold a class, the queue's process would have to import torch.
@@ -100,6 +101,11 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Lost:
+    """Workers have failed: what rank 0 said no longer holds."""
+
+
+@dataclass(frozen=True)
 class EpochEnded:
     metrics: dict[str, float]
     state: LoopState
@@ -121,6 +127,7 @@ def run_group(
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
+    from raypipe.train.lost_workers import TellLost
     from raypipe.train.one_node import NodeConfig
 
     cfg = job.train
@@ -148,6 +155,7 @@ def run_group(
             name=f"{checkpoints.parent.name}-{uuid.uuid4().hex[:8]}",
             storage_path=str(job.run.path / "ray"),
             failure_config=_restarts_by_ray(cfg),
+            callbacks=[TellLost(queue, pickle.dumps(Lost()))],
         ),
     )
     started = threading.Event()
@@ -182,7 +190,10 @@ def _queue_beside_driver(maxsize: int) -> Queue:
 
 @contextmanager
 def _relayed(queue: Queue, callbacks: Callbacks, started: threading.Event) -> Iterator[None]:
-    """While the block runs, a thread passes each message from the queue to its callback."""
+    """While the block runs, a thread passes each message from the queue to its callback.
+
+    started: set while the workers run.
+    """
 
     def relay() -> None:
         # No timeout: to ask twice a second took 2 % of a core from the workers.
@@ -191,6 +202,8 @@ def _relayed(queue: Queue, callbacks: Callbacks, started: threading.Event) -> It
             if isinstance(message, Started):
                 started.set()
                 callbacks.started()
+            elif isinstance(message, Lost):
+                started.clear()
             elif isinstance(message, EpochEnded):
                 callbacks.epoch(message.metrics, message.state)
             elif callbacks.position is not None:

@@ -93,7 +93,7 @@ def seen_by(package: Package, pinned: Pinned) -> np.ndarray | None:
         )
         before = pin(named, theirs.feed, kind=theirs.model.task)
         where = before.rows_of(theirs.feed.train)
-        return np.unique(learned.rows_of(before, before.version, where)[1], axis=0)
+        return learned.united(learned.rows_of(before, before.version, where)[1])
     except Unreachable:
         raise
     except (DataError, ConfigError, KeyError) as e:

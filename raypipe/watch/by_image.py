@@ -28,8 +28,9 @@ def groups(
     if values is None:
         return None
     ids, groups = (one.to_pylist() for one in values)
-    found = _of_images(source, mine, ids, groups)
-    return ["" if group is None else str(group) for group in found]
+    # As a package keeps them (belonging.py): blank for a null and for NaN.
+    names = ["" if group is None or group != group else str(group) for group in groups]
+    return [name or "" for name in _of_images(source, mine, ids, names)]
 
 
 def arrived(column: str | None, source: TableConfig, mine: Batch) -> list[float] | None:

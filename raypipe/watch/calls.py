@@ -99,10 +99,13 @@ def of_check(
 
     scope: NAME@ALIAS of the model. model: with its version. seal: of its package. checked: None on
     a night with too few images: then earlier checks decide, as in a retrain.
+
+    A retrain that was killed or failed is no earlier one: raypipe retrain goes on with it, where
+    the training table has the same rows still.
     """
     past = Journal(watch.place(run, "retrains"), scope, watch.storage_options)
     known = history.checks(run, watch, model, checked, seal)
-    tried = history.tried(past, "", watch, run, now())
+    tried = history.tried(past, past.unfinished, watch, run, now())
     enough = {"": watch.policy.min_images}
     return policy.retrain(known, enough, tried, now(), watch.policy)
 

@@ -111,7 +111,9 @@ def search(
         telling.finished(monitors, found.plan.job, found.best)
     why = replace(why, device_s=found.device_s)
     folders = [found.folder]
-    version = publish(store, found.plan, found.best, "challenger", found.runs(), folders, why)
+    version = publish(
+        store, found.plan, found.best, "challenger", found.runs(), folders, why, stay=found.stay
+    )
     finished.close(found)
     return version, found.best.key, found.device_s
 

@@ -158,6 +158,14 @@ class Journal:
                 return event if event.event == "held" else None
         return None
 
+    @property
+    def unfinished(self) -> str:
+        """The newest retrain, if it has not come to its end; "" if it has, or none has begun."""
+        for event in reversed(self.events):
+            if event.event in ("held", "ended"):
+                return event.cycle if event.event == "held" else ""
+        return ""
+
     def data(self, cycle: str, state: str) -> Mapping[str, Any] | None:
         """What was kept with a state of a retrain, the last time; None if it was not reached."""
         events = reversed(self.events)

@@ -145,8 +145,7 @@ def _not_comparable(
     """Why the models cannot be compared; empty if they can."""
     rows = union.images if union else 0
     if rows < cfg.least_rows:
-        have = f"{rows} labelled test images that neither model has learned from"
-        return f"Not compared: {have}, the gate needs {cfg.least_rows}"
+        return f"Not compared: {limits.counted(rows)}, the gate needs {cfg.least_rows}"
     if not_finite:
         return f"Refused: {not_finite}"
     for s in slices:

@@ -194,7 +194,7 @@ def _not_compared(
     if known_N2 is not None:
         hashes = pa.chunked_array([pa.array(mine.sha256, pa.string())])
         rows_N2 = learned.identities(mine.version.table_id, mine.ids, hashes)
-        count = int(learned.is_among(rows_N2, known_N2).sum())
+        count = int(learned.is_old(rows_N2, known_N2).sum())
         if count:
             notes.append(
                 f"the champion has learned from {count} of these {len(mine.ids)} images: it is "

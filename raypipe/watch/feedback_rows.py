@@ -414,7 +414,7 @@ def _labels(
             if label.text is None:
                 continue
             of_group = "" if group is None else _text(row[group])
-            # As a package keeps them (belonging.py): blank for a null.
+            # As a package keeps them (belonging.py): blank for a null and for NaN.
             of_domain = None if domain is None else _text(row[domain])
             found.setdefault(this, _Label(label.text, of_group, of_domain))
             if of_content.setdefault(this[1], label.text) != label.text:
@@ -437,7 +437,7 @@ def _place(run: RunConfig, watch: WatchConfig, name: str, schema: pa.Schema) -> 
 
 
 def _text(value: object) -> str:
-    return "" if value is None else str(value)
+    return "" if value is None or value != value else str(value)
 
 
 def _judged(
@@ -475,7 +475,7 @@ def _left_out(
     if known_N2 is not None:
         hashes = pa.chunked_array([pa.array([digest for _, digest in images])])
         rows_N2 = learned.identities(mine.version.table_id, [i for i, _ in images], hashes)
-        is_known_N = learned.is_among(rows_N2, known_N2).tolist()
+        is_known_N = learned.is_old(rows_N2, known_N2).tolist()
         found |= {
             image: "learned" for image, is_known in zip(images, is_known_N, strict=True) if is_known
         }

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from raypipe.errors import DataError, Unreachable
 from raypipe.feed.dataset import Pinned
-from raypipe.feed.stored import SHA256
 from raypipe.registry.package import Package
 from raypipe.tables import label_column, scan
 from raypipe.tables.table import TableVersion
@@ -72,15 +71,12 @@ def _unlearned(job: TrainJob, pinned: Pinned, known_N2: np.ndarray) -> dict[str,
     known_N2: identities of the rows that they have (learned.py).
     """
     name, version = pinned.table.columns.id, pinned.version
-    has_sha256 = SHA256 in pinned.table.at(version).schema().to_arrow().names
+    has = {field.name for field in pinned.table.at(version).schema().fields}
     found: Counter[str] = Counter()
-    for rows in _labelled(job, pinned, version, [name, *([SHA256] if has_sha256 else [])]):
+    for rows in _labelled(job, pinned, version, [name, *learned.hashes_of(version, has)]):
         if not len(rows):
             continue
-        ids = rows[name].cast(pa.string()).to_pylist()
-        hashes = rows[SHA256] if has_sha256 else None
-        rows_N2 = learned.identities(version.table_id, ids, hashes)
-        is_new_N = ~learned.is_old(rows_N2, known_N2)
+        is_new_N = ~learned.is_old(learned.of_part(version, rows, name), known_N2)
         found.update(s for s, new in zip(_sources(rows), is_new_N.tolist(), strict=True) if new)
     return dict(found)
 

@@ -182,14 +182,21 @@ def verdicts(
     return found
 
 
+def counted(images: int) -> str:
+    """So many compared images in words: the test split may have more of them (judging.py)."""
+    what = "no labelled test image"
+    if images:
+        what = f"{images} labelled test images (one of each group, and of copies)"
+    return f"{what} that neither model has learned from"
+
+
 def _slice(
     limit: SliceLimit, judged: Comparison | None, tolerance: float, safety_alpha: float
 ) -> Verdict:
     images = judged.images if judged else 0
     if judged is None or images < limit.least_rows:
-        have = "no labelled test image" if not images else f"{images} labelled test images"
-        have += " that neither model has learned from"
-        text = f"slice {limit.name} is not judged: {have}, {limit.least_rows} are asked for"
+        have, asked = counted(images), f"{limit.least_rows} are asked for"
+        text = f"slice {limit.name} is not judged: {have}, {asked}"
         return Verdict(limit.few == "refuse", text)
     if not (math.isfinite(judged.champion) and math.isfinite(judged.challenger)):
         return Verdict(True, f"slice {limit.name}: {judged.change} is not a finite number")

@@ -160,10 +160,11 @@ def carry_out(
     slices: tuple[Comparison, ...],
     evidence: dict[str, Any],
 ) -> Decision:
-    """Log the decision, move the alias if it says so, and tag the challenger with how it ended. All
-    of it does nothing the second time.
+    """Log the decision, move the alias if it says so, and tag the challenger with how it ended,
+    unless its move was refused. All of it does nothing the second time.
 
-    Returns the decision; where a rollback stands against it, one not to promote.
+    Returns the decision; where a rollback stands against it, one not to promote. Raises
+    promote.Lost where the alias was moved by somebody else, and promote.Unreadable.
     """
 
     def log_into(run_id: str) -> None:

@@ -29,7 +29,7 @@ from raypipe.work.result import Facts, Result, prepared_from
 from raypipe.work.show import Show
 from raypipe.work.tables import Table
 
-FORMAT = 2  # of an evaluation: other intervals or slices are another evaluation
+FORMAT = 3  # of an evaluation: other intervals or slices are another evaluation
 SHOWN = 8  # slices on a terminal; the report has all
 
 
@@ -207,9 +207,14 @@ def _of_training_images(
     known_M2 = learned.by(package)
     if known_M2 is None:
         return by_split
+    # Of a prepared table and its source, an older package lists the rows of one alone. The other
+    # has them under another id, and in other bytes.
+    is_named = package.info.get("table", {}).get("uri") in version.uris
+    if by_split and not is_named and not _is_its_table(version, package):
+        return by_split
     # The package lists its images, and those behind the weights that it started from.
     ids, rows_N2 = learned.of_table(table, version, where, package.task.kind)
-    known = int(learned.is_among(rows_N2, known_M2).sum())
+    known = int(learned.is_old(rows_N2, known_M2).sum())
     if known:
         text = (
             f"The model has learned from {known:,} of the {len(ids):,} labelled images here, so "
@@ -226,9 +231,10 @@ def _of_training_images(
 
 
 def _is_its_table(version: TableVersion, package: Package) -> bool:
-    """By its id: one table has many addresses."""
-    made = package.info.get("made", {}).get("table_id")
-    return bool(made) and made == version.table_id
+    """By its id: one table has many addresses. A prepared table and its source are one."""
+    made = package.info.get("made", {})
+    theirs = {made.get("table_id"), made.get("source_table_id")}
+    return any(one and one in theirs for one in (version.table_id, version.origin_id))
 
 
 def _way_out(

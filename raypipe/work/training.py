@@ -297,21 +297,29 @@ def search_and_register(
         if not result.is_of_one_refit:
             telling.finished(monitors, result.plan.job, result.best)
         children = result.runs(price.usd_per_device_s if price else None)
-        asked = CalledFor(
-            "tune", "raypipe tune was called", device_s=result.device_s, heads=result.heads
-        )
-        if result.refitted or result.shares:
-            # A refit starts from the best trial's weights, and an ensemble's job is its first
-            # member's: what trials started from is the search's to say.
-            asked = asked.behind(job.train.start_from)
         plan, until = in_time.ending(result, ledger)
+        asked = _called_for(result, plan, job.train.start_from)
         folders = [result.folder]
         # A refit's own metrics have nothing of validation.
         with _kept("search", found.folder, found.metric, found.best.metrics):
-            version = publish(store, plan, result.best, "search", children, folders, asked, until)
+            version = publish(
+                store, plan, result.best, "search", children, folders, asked, until, result.stay
+            )
         kept_refits.settle(job, found, result, ledger)
         finished.close(result)
     return result, version, store
+
+
+def _called_for(result: SearchResult, planned: trainer.Plan, began: str | None) -> CalledFor:
+    """Why a search made its model. began: `train.start_from` of its job."""
+    asked = CalledFor(
+        "tune", "raypipe tune was called", device_s=result.device_s, heads=result.heads
+    )
+    # A refit starts from the best trial's weights, and an ensemble's job is its first member's:
+    # what trials started from is the search's to say. `publish` says the plan's own.
+    if (result.refitted or result.shares) and planned.job.train.start_from != began:
+        return asked.behind(began)
+    return asked
 
 
 def search_and_refit(

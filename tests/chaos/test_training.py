@@ -30,7 +30,7 @@ from raypipe.errors import RaypipeError
 from raypipe.feed.dataset import pin
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import TableConfig
-from raypipe.train import checkpoint, trainer, worker_group
+from raypipe.train import checkpoint, starting, trainer, worker_group
 from raypipe.train.job import TrainJob, TrainResult
 
 pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("ray_session")]
@@ -148,9 +148,19 @@ def test_a_worker_that_dies_hangs_or_fails(
     there yet.
     """
     mine, note, told = replace(job, {"run.dir": str(tmp_path)}), tmp_path / "note", []
+    waits: list[bool] = []
+
+    def sampled(started: threading.Event, ended: threading.Event, *given: Any) -> None:
+        ran = False
+        while not ended.wait(0.05):
+            ran = ran or started.is_set()
+            waits.append(ran and not started.is_set())
+
+    monkeypatch.setattr(starting, "_tell", sampled)
     monkeypatch.setattr(worker_group, "run_worker", disturbed(act, note))
     result = trainer.run(mine, progress=lambda metrics, state: told.append(state.epoch))
     assert note.exists(), "the fault did not fire"
+    assert any(waits), "while Ray started them again, they counted as running"
     assert_same(last(mine, result), weights)
     assert told == [1, 2, 3, 4], "a whole epoch was trained again"
 

@@ -13,11 +13,16 @@ from raypipe.cluster.jobs import Jobs, JobState, Lost
 
 
 class Slow(Jobs):
-    """Has one job that has ended; its log comes a line at a time."""
+    """Has one job that has ended; its log comes a line at a time.
 
-    def __init__(self, lines: int, stays_open: bool) -> None:
+    stays_open: the connection ends with nothing. whole: lines of the log in one piece.
+    """
+
+    def __init__(self, lines: int, stays_open: bool, whole: int) -> None:
         self.address, self._patience_s = "http://head:8265", 1.0
         self.lines, self.stays_open = lines, stays_open
+        text = "".join(f"{number}\n" for number in range(whole))
+        self._client = SimpleNamespace(get_job_logs=lambda job: text)
 
     def state(self, job: str) -> JobState:
         return JobState(job, "SUCCEEDED", "train", "", None, 0.0, 0, "")
@@ -37,9 +42,20 @@ def test_a_log_is_read_for_as_long_as_it_comes(
     """After 10 s the rest was left out: the JSON line of a verb, and why it failed."""
     monkeypatch.setattr(jobs, "LAST_LINES_S", 0.4)
     text: list[str] = []
-    slow = Slow(12, stays_open)
+    slow = Slow(12, stays_open, 12)
     assert slow.follow("raypipe-train-1", text.append, text.append).code == 0
     assert "".join(text).split() == [str(number) for number in range(12)]
+
+
+def test_the_rest_of_a_log_is_read_in_one_piece_where_the_connection_has_died(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The JSON line of a verb was lost, and it was said to have failed."""
+    monkeypatch.setattr(jobs, "LAST_LINES_S", 0.4)
+    text: list[str] = []
+    silent = Slow(1, True, 2)
+    assert silent.follow("raypipe-train-1", text.append, text.append).code == 0
+    assert "".join(text) == "0\n1\n"
 
 
 class Cut(Jobs):

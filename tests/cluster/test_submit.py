@@ -21,7 +21,7 @@ import yaml
 
 from raypipe import submitted
 from raypipe.cluster import luggage
-from raypipe.cluster.jobs import Jobs, JobState, Lost, dashboard
+from raypipe.cluster.jobs import Jobs, JobState, Lost, dashboard, from_environment
 from raypipe.cluster.jobs import _state as of_ray
 from raypipe.cluster.submit import Command, code_of, follow, submit
 from raypipe.cluster.submit import _Output as Output
@@ -288,6 +288,17 @@ def test_a_folder_that_the_jobs_user_may_not_enter_is_as_none(
 def test_what_is_no_dashboard_is_one_message(address: str) -> None:
     with pytest.raises(ConfigError, match="no address of a dashboard"):
         dashboard(address)
+
+
+def test_a_head_whose_name_begins_with_http_is_no_dashboard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`raypipe jobs` asked the head of RAY_ADDRESS, not the gateway that is named beside it."""
+    monkeypatch.setenv("RAY_ADDRESS", "http-head:6379")
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://gateway:8265")
+    assert from_environment() == "http://gateway:8265"
+    monkeypatch.setenv("RAY_ADDRESS", "https://head:8265")
+    assert from_environment() == "https://head:8265"
 
 
 def test_dead_addresses_are_one_message_soon() -> None:

@@ -65,7 +65,8 @@ def test_a_check_that_raises_is_a_finding() -> None:
 
 
 def test_what_the_machine_lacks_is_no_mistake_of_raypipes() -> None:
-    """Without HOME, and on a full disk, users were asked to report it."""
+    """Without HOME, and on a full disk, users were asked to report it. A file of somebody else's
+    had no way out."""
 
     def homeless(asked: Asked) -> Sequence[Finding]:
         raise RuntimeError("Could not determine home directory.")
@@ -73,10 +74,15 @@ def test_what_the_machine_lacks_is_no_mistake_of_raypipes() -> None:
     def full(asked: Asked) -> Sequence[Finding]:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    found = examine([Check("a", homeless), Check("b", full)], Asked())
-    (home,), (disk,) = found["a"], found["b"]
+    def theirs(asked: Asked) -> Sequence[Finding]:
+        raise PermissionError(errno.EACCES, "Permission denied", "/x")
+
+    found = examine([Check("a", homeless), Check("b", full), Check("c", theirs)], Asked())
+    (home,), (disk,), (file,) = found["a"], found["b"], found["c"]
     assert home.state == disk.state == "fail" and home.way_out.startswith("Set HOME")
     assert "does not know the home folder" in home.seen and "The disk is full" in disk.seen
+    assert "A file may not be opened (got '/x')" in file.seen
+    assert (file.state, file.way_out) == ("fail", "Mend its rights, or run as a user who may")
 
 
 def test_a_way_out_is_taken_and_looked_at_again() -> None:

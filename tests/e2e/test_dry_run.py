@@ -225,6 +225,18 @@ def test_tune_says_how_many_epochs_its_scheduler_leaves(cli: Cli, config: Path) 
     assert "trials" in names and "Tune" in names
 
 
+def test_trials_that_are_fitted_at_once_have_no_epochs(cli: Cli, config: Path) -> None:
+    """Four trials of a solver were planned as eighty epochs."""
+    given = ["model.mode=frozen", "model.side_px=32", "train.solver=closed", "search.samples=4"]
+    given += ["train.epochs=1000", "search.space={model.head: 'choice(linear, kernel)'}"]
+    code, out, err = cli("tune", config, *given, "--dry-run", "--json")
+    assert code == 0, err
+    said = json.loads(out)
+    assert said["plan"]["epochs"] == "none: train.solver=closed"
+    [looks] = [part for part in said["parts"] if part["name"] == "trials"]
+    assert looks["seconds"] < 20
+
+
 def test_tune_says_what_of_a_budget_it_does_not_estimate(cli: Cli, config: Path) -> None:
     """It took "at most 29 s", without a word about the first answer; and trials that all fine-tune
     were those of a frozen backbone, which the job had."""

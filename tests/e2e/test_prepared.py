@@ -111,9 +111,10 @@ def test_everybody_takes_a_prepared_table_and_says_what_it_stands_for(
     found = json.loads(out.splitlines()[-1])
     assert found["prepared_from"] == source
     assert source in Path(found["report"]).read_text("utf-8")
-    # Its training images are known, whichever of both tables is named.
-    code, out, err = cli(
-        "evaluate", tmp_path / "1.yaml", f"evaluate.table={{uri: {job.table.uri}}}"
-    )
-    assert code == 0, err
-    assert "The model has learned from 40 of the 80 labelled images here" in err
+    # Each model's training images are known in the table that it was not trained on.
+    for found, other in zip(trained, (done.table.uri, job.table.uri), strict=True):
+        number = found["model"].rpartition("/")[2]
+        named = f"evaluate.model={number}", f"evaluate.table={{uri: {other}}}"
+        code, out, err = cli("evaluate", tmp_path / "1.yaml", *named)
+        assert code == 0, err
+        assert "The model has learned from 40 of the 80 labelled images here" in err

@@ -181,7 +181,7 @@ def test_what_is_no_better_or_hardly_tested_is_refused_with_the_reason(
     verbs.run("train", job, console)
     done = verbs.run("retrain", job, console)
     assert not done["promoted"]
-    assert done["reason"].startswith("Not compared: 48 labelled test images that neither model")
+    assert done["reason"].startswith("Not compared: 48 labelled test images (one of each group, ")
     done = verbs.run("retrain", replace(job, {"gate.least_rows": 40}), console)
     assert not done["promoted"]
     assert done["reason"].startswith("Refused: no gain beyond chance")
@@ -189,4 +189,4 @@ def test_what_is_no_better_or_hardly_tested_is_refused_with_the_reason(
     assert done["champion"] == f"{job.model.task}/1"
     # Images of one group are one row.
     done = verbs.run("retrain", replace(job, {"watch.group": "source"}), console)
-    assert done["reason"].startswith("Not compared: 1 labelled test images that neither model")
+    assert done["reason"].startswith("Not compared: 1 labelled test images (one of each group, ")

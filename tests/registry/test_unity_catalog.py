@@ -18,7 +18,7 @@ import pytest
 from raypipe.config import RunConfig, validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.failures import explain
-from raypipe.registry import catalog, fetching, promote, runs, versions
+from raypipe.registry import catalog, fetching, promote, runs, store_check, versions
 from raypipe.registry.package import Package
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
@@ -204,6 +204,13 @@ def test_addresses_and_profiles() -> None:
     assert catalog.default_registry("http://databricks") == "http://databricks"
     tags = {"raypipe.key": "1", "raypipe.move.a_b": "2", "mine__x": "3"}
     assert catalog.read(catalog.written(tags)) == tags
+
+
+def test_doctor_finds_it_well(double: Double, tmp_path: Path) -> None:
+    """MLflow refuses a catalog as a store of runs, and doctor called each one silent."""
+    for uri in ("databricks-uc", "databricks-uc://double"):
+        found = store_check.examine(uri, str(tmp_path), "registry.registry_uri")
+        assert found["kind"] == "server"
 
 
 def test_a_profile_and_a_token_that_is_not_known(

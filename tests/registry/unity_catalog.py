@@ -172,6 +172,18 @@ class Catalog:
     def get_model(self, asked: dict[str, Any]) -> dict[str, Any]:
         return {"registered_model": self.told_model(self.model(asked["name"]))}
 
+    def search_models(self, asked: dict[str, Any]) -> dict[str, Any]:
+        start = int(asked.get("page_token") or 0)
+        size = min(PAGE, int(asked.get("max_results") or PAGE))
+        names = sorted(self.models)[start : start + size]
+        found = []
+        for name in names:
+            told = self.told_model(self.models[name])
+            found.append({k: v for k, v in told.items() if k not in ("tags", "aliases")})
+        more = start + size < len(self.models)
+        told = {"registered_models": found}
+        return told | ({"next_page_token": str(start + size)} if more else {})
+
     def delete_model(self, asked: dict[str, Any]) -> dict[str, Any]:
         name = self.model(asked["name"])["name"]
         del self.models[name], self.versions[name]
@@ -358,6 +370,7 @@ def calls(catalog: Catalog) -> dict[tuple[str, str], Callable[[dict[str, Any]], 
         ("POST", f"{MODELS}/create"): catalog.create_model,
         ("GET", f"{MODELS}/get"): catalog.get_model,
         ("DELETE", f"{MODELS}/delete"): catalog.delete_model,
+        ("GET", f"{MODELS}/search"): catalog.search_models,
         ("POST", f"{MODELS}/alias"): catalog.set_alias,
         ("DELETE", f"{MODELS}/alias"): catalog.delete_alias,
         ("GET", f"{MODELS}/alias"): catalog.get_alias,

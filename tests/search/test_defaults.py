@@ -12,7 +12,7 @@ import pytest
 from raypipe.config import load, replace, validate
 from raypipe.job import Job
 from raypipe.models.tasks import Kind
-from raypipe.search import feasible
+from raypipe.search import feasible, starts
 from raypipe.search.schedulers import pbt
 from raypipe.search.searchers.tune_searchers import plan
 from raypipe.search.settings import SearchConfig
@@ -144,6 +144,26 @@ def test_the_first_trial_is_the_portfolios_first_start_and_the_users_start_wins(
     search = with_space(with_start, 2000, gpu)
     again = plan(with_start.training, search, parsed, [])[0]
     assert again == first | {"train.weight_decay": 0.1}, "what is not drawn is no start"
+
+
+@pytest.mark.parametrize("own", [{"model.frozen_blocks": 4}, {"train.lr": 2e-4}], ids=str)
+def test_a_start_is_filled_up_with_values_beside_which_it_is_drawn(own: dict[str, Any]) -> None:
+    """The portfolio's first start has frozen features, which left them out in every search."""
+    of = job(search={"start": own})
+    search = with_space(of, 2000, gpu=False)
+    parsed = parse.parse(search.space or {}, of.training)
+    first = plan(of.training, search, parsed, [])[0]
+    assert own.items() <= first.items() and first["model.mode"] == "finetune"
+    assert starts.unused(search, parsed, starts.of(of.search)) == []
+
+
+def test_what_the_portfolio_leaves_out_is_said_so() -> None:
+    """`Its other values` were blamed, and it had none."""
+    of = job(search={"start": {"augment.policy_magnitude": 0.3}})
+    search = with_space(of, 2000, gpu=False)
+    parsed = parse.parse(search.space or {}, of.training)
+    (line,) = starts.unused(search, parsed, starts.of(of.search))
+    assert line.startswith("search.start: no trial with the portfolio's values beside it has")
 
 
 def test_a_short_budget_has_fewer_and_smaller_arrays() -> None:

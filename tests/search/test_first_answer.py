@@ -206,7 +206,9 @@ def test_it_is_the_model_where_no_trial_keeps_a_limit(
         return [Variant("", one, one, one, 0.0) for one in ms]
 
     monkeypatch.setattr(variants, "timed", timed)
-    found = search(searches(tmp_path, **HOPELESS, **{"search.limits.latency_ms": 5}))
+    ledger, limits = Ledger(None), {"search.limits.latency_ms": 5}
+    found = search(searches(tmp_path, **HOPELESS, **limits, **{"search.soup": 2}), ledger=ledger)
+    assert ledger.notes == ["No soup: no trial has begun"]
     assert sorted(trial.name for trial in found.trials) == [f"{FIRST}-{i}" for i in (1, 2)]
     assert found.stopped == "search.limits leaves no trial that may begin"
     assert found.trials[0].checkpoint and not (found.folder / "tune").exists()

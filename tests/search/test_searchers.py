@@ -131,6 +131,21 @@ def test_trials_that_tune_forgot_are_drawn_again_although_the_study_knows_later_
     assert [*run(again, 7, 9), again.suggest("running again")] == later[1:]
 
 
+@pytest.mark.parametrize("name", ["tpe", "gp", "bohb"])
+def test_every_searcher_begins_with_the_starts(name: str, tmp_path: Path) -> None:
+    """Only the random search did: the others left search.start out without a word."""
+    pytest.importorskip("optuna")
+    start = {"train.lr": 0.02, "model.mode": "finetune"}
+    changes = {"search.start": start, "search.starts": [{"train.lr": 0.003}]}
+    made = make(tmp_path, of(name, tmp_path, **changes))
+    first, second, third = run(made, 0, 3)
+    assert start.items() <= first.items() and second["train.lr"] == 0.003
+    assert third["train.lr"] not in (0.02, 0.003)
+    if name != "bohb":  # its study is made for each ask
+        told = made.searcher._study().trials[0]
+        assert told.params["train.lr"] == 0.02 and told.value == good(first)
+
+
 @pytest.mark.parametrize("name", ["tpe", "gp"])
 def test_optuna_knows_values_and_failures(name: str, tmp_path: Path) -> None:
     optuna = pytest.importorskip("optuna")

@@ -418,6 +418,10 @@ def test_a_start_that_is_refused_as_a_whole_is_said() -> None:
     fine = {"model.mode": "finetune", "model.frozen_blocks": 3}
     (line,) = starts.unused(cfg, space, [("search.start", fine), ("search.starts.0", fine)])
     assert line == "search.starts.0 is left out: of 3 trials 1 are starts"
+    # Without a search.start it is the first trial.
+    alone = SearchConfig(samples=3, space=texts, starts=(fine,))
+    assert plan(job, alone, space, [])[0] == fine
+    assert starts.unused(alone, space, starts.of(alone)) == []
     crossed = parse.parse({"train.lr": "grid(1e-3, 1e-2)"}, job)
     (line,) = starts.unused(cfg, crossed, [("search.start", {"train.lr": 1e-2})])
     assert "train.lr is a grid" in line
@@ -553,3 +557,19 @@ def test_a_start_says_a_value_whose_branch_is_drawn() -> None:
     cfg = SearchConfig(samples=3, start={**start, "model.mode": "frozen"})
     (line,) = starts.unused(cfg, space, starts.of(cfg))
     assert line.startswith("search.start: no trial with its other values has model.frozen_blocks")
+
+
+def test_a_value_whose_condition_no_draw_meets_is_said() -> None:
+    """The first trial was drawn without it, and nothing said so."""
+    texts = {
+        "train.weight_decay": "uniform(0, 1)",
+        "train.clip_norm": "uniform(1, 5) if train.weight_decay < 0.005",
+    }
+    space = parse.parse(texts, JOB.training)
+    cfg = SearchConfig(samples=3, start={"train.clip_norm": 2})
+    assert "train.clip_norm" not in plan(JOB.training, cfg, space, [])[0]
+    (line,) = starts.unused(cfg, space, starts.of(cfg))
+    assert line.startswith(f"search.start: train.clip_norm is left out: none of {TRIES} draws")
+    # With a value that meets it, it is drawn.
+    cfg = SearchConfig(samples=3, start={"train.clip_norm": 2, "train.weight_decay": 0.001})
+    assert starts.unused(cfg, space, starts.of(cfg)) == []

@@ -36,15 +36,15 @@ def share(job: Job) -> float:
     gpus=st.integers(0, 16),
     workers=st.integers(2, 9),
     concurrent=st.none() | st.integers(1, 8),
-    populated=st.booleans(),
+    scheduler=st.sampled_from(["asha", "pbt", "hyperband"]),
 )
 def test_all_groups_that_are_started_have_places(
-    cpus: int, gpus: int, workers: int, concurrent: int | None, populated: bool
+    cpus: int, gpus: int, workers: int, concurrent: int | None, scheduler: str
 ) -> None:
     changes = {
         "train.workers": workers,
-        "search.scheduler": "pbt" if populated else "asha",
-        "search.concurrent": concurrent,
+        "search.scheduler": scheduler,
+        "search.concurrent": None if scheduler == "hyperband" else concurrent,
     }
     try:
         found = fitted({"CPU": cpus, "GPU": gpus}, 4, **changes)
@@ -55,7 +55,7 @@ def test_all_groups_that_are_started_have_places(
     taken = found.concurrent * (found.trial["CPU"] + workers * found.worker["CPU"])
     assert taken <= cpus + 1e-6 and found.worker["CPU"] > 0
     assert found.concurrent * workers * found.worker.get("GPU", 0) <= gpus
-    assert not populated or found.concurrent == 4
+    assert scheduler == "asha" or found.concurrent == 4
 
 
 def test_the_number_follows_the_cluster() -> None:
@@ -91,6 +91,19 @@ def test_what_cannot_fit_is_refused_with_a_number_that_does() -> None:
         ConfigError, match=r"cannot share a GPU.*gpus_per_trial=0\.5, train\.workers=2.*NCCL"
     ):
         fitted({"CPU": 64, "GPU": 8}, **{"train.workers": 2, "search.gpus_per_trial": 0.5})
+
+
+def test_hyperband_has_room_for_all_of_its_groups() -> None:
+    """Tune started all of them, and those that it had no room for waited for ever."""
+    changes: dict[str, Any] = {"train.workers": 2, "search.scheduler": "hyperband"}
+    with pytest.raises(
+        ClusterError,
+        match=r"16 trials of 2 workers do not fit.*hyperband trains all.*search\.samples=4",
+    ):
+        fitted({"CPU": 64, "GPU": 8}, **changes)
+    found = fitted({"CPU": 2}, **changes)
+    assert found.concurrent == 16 and found.worker is not None
+    assert 16 * (found.trial["CPU"] + 2 * found.worker["CPU"]) <= 2
 
 
 def test_no_more_run_side_by_side_than_there_is_room_for() -> None:

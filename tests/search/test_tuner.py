@@ -288,6 +288,26 @@ def test_augmentation_without_an_effect_is_named(
     assert said == is_said
 
 
+@pytest.mark.parametrize(
+    ("mode", "space", "refit", "named"),
+    [
+        ("frozen", {"augment.policy": "choice(none, trivial)"}, None, "augment.policy, augment.er"),
+        ("frozen", {"augment.hue": "uniform(0, .1)", "model.mode": "choice(finetune)"}, None, ""),
+        ("finetune", {"model.mode": "choice(frozen)"}, None, "augment.erase has"),
+        ("frozen", {"train.lr": "uniform(.1, .2)"}, {"model.mode": "finetune"}, ""),
+        ("frozen", {"train.lr": "uniform(.1, .2)"}, {"train.epochs": 9}, "augment.erase has"),
+    ],
+)
+def test_what_trials_draw_and_what_a_refit_changes_count_for_augmentation(
+    mode: str, space: dict[str, str], refit: dict[str, Any] | None, named: str
+) -> None:
+    """Drawn settings without an effect were not named, and those of a refit that has them were."""
+    given = {"table": {"uri": "x"}, "model": {"mode": mode}, "augment": {"erase": 0.5}}
+    job = validate(Job, given | {"search": {"space": space, "refit": refit}})
+    said = tuner._idle_augment(job.search, parse.parse(space, job.training))
+    assert said.startswith(named) and bool(said) == bool(named)
+
+
 def test_a_space_that_cannot_be_is_refused_before_anything_is_written(
     searches: Searches, tmp_path: Path
 ) -> None:

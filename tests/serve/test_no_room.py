@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,14 +98,59 @@ def wait_for(happens: Callable[[], bool], said: list[str]) -> None:
         time.sleep(0.2)
 
 
+class Clock(Stop):
+    """Whoever waits is told at once that the time has passed."""
+
+    now = 0.0
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        return False
+
+
+def test_a_server_that_does_not_start_says_why_while_it_waits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where one of two replicas started, `raypipe serve` waited for ever without a word."""
+    from ray import serve
+
+    clock = Clock()
+
+    def condition(name: str) -> str:
+        assert clock.now >= server.STARTS_S, "a start takes some seconds"
+        return f"DEPLOYING; {'no room' if clock.now < 45 else 'no model'}"
+
+    monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(serve, "run_many", lambda targets, **how: ["the handle"])
+    monkeypatch.setattr(
+        server, "_status", lambda name: "DEPLOYING" if clock.now < 60 else "RUNNING"
+    )
+    monkeypatch.setattr(server, "_condition", condition)
+    with caplog.at_level(logging.WARNING):
+        assert server._deployed(None, "raypipe-x", clock) == "the handle"
+    said = [record.getMessage() for record in caplog.records if record.name == "raypipe"]
+    assert said == [
+        "The server has not started yet: DEPLOYING; no room",
+        "The server has not started yet: DEPLOYING; no model",
+    ]
+
+
+def test_a_refusal_of_a_replica_keeps_its_own_way_out() -> None:
+    """A port in use was said to be free with fewer CPUs."""
+    port = "The port cannot be used: another has it. Set serve.port to another one"
+    text = str(server._not_started(f"DEPLOY_FAILED; raypipe.errors.ConfigError: {port}"))
+    assert port in text and "serve.cpus" not in text
+    assert "Set serve.cpus" in str(server._not_started("DEPLOY_FAILED; killed"))
+
+
 class Deaf(Server):
     """Its replicas report by a script: True is one that answers, False none, None an error."""
 
     script: list[bool | None]
 
-    def __init__(self, script: list[bool | None]) -> None:
+    def __init__(self, script: list[bool | None], follow_s: float = 0.0) -> None:
         model = ModelVersion("m", 1, "models:/m/1", {})
-        super().__init__("raypipe-x", "http://h:1", model, "requests", False, None, None)
+        super().__init__("raypipe-x", "http://h:1", model, "requests", False, None, None, follow_s)
         object.__setattr__(self, "script", script)
 
     def reports(self) -> dict[str, Any]:
@@ -119,11 +166,14 @@ class Deaf(Server):
 class Until(Stop):
     """Set when the script of a server is at its end."""
 
+    now = 0.0
+
     def __init__(self, server: Deaf) -> None:
         super().__init__()
         self.server = server
 
     def wait(self, seconds: float) -> bool:
+        self.now += seconds
         return not self.server.script
 
 
@@ -143,3 +193,16 @@ def test_a_server_without_replicas_says_so_once_and_when_one_is_back(
     deaf = Deaf([True, False, None, True])
     server.wait(deaf, said.append, Until(deaf))
     assert said == []
+
+
+@pytest.mark.parametrize("silent_s", [20, 100])
+def test_replicas_that_follow_rarely_are_not_said_to_be_gone(
+    silent_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registry that starts again hears of its replicas serve.follow_s later."""
+    deaf = Deaf([True, *[False] * silent_s, True], follow_s=60)
+    until = Until(deaf)
+    monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: until.now))
+    said: list[str] = []
+    server.wait(deaf, said.append, until)
+    assert len(said) == (2 if silent_s > 70 else 0), said

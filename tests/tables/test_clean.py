@@ -9,7 +9,7 @@ import io
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +19,13 @@ from PIL import Image
 
 from raypipe.config import key_of, validate
 from raypipe.errors import ConfigError, DataError
+from raypipe.job import Job
 from raypipe.tables import clean as room
 from raypipe.tables import scan, verdicts
 from raypipe.tables.clean import EXACT, CleanConfig, CleanResult, clean, known_as, rules
 from raypipe.tables.table import Columns, ImageTable, TableConfig, append
+from raypipe.work.dry_run import predicting
+from raypipe.work.dry_run.at import At
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 Draw = Callable[..., bytes]
@@ -189,32 +192,45 @@ def test_a_table_that_gained_rows_since_is_refused(tmp_path: Path, textured: Dra
     assert ids(source.uri) == {named(textured(1)), named(textured(2)), "later"}
 
 
-@pytest.mark.parametrize("change", ["cleaned", "appended"])
-def test_a_version_that_cannot_be_cleaned_any_more_is_refused_before_it_is_judged(
-    change: str, tmp_path: Path, textured: Draw, monkeypatch: pytest.MonkeyPatch
+def test_a_version_that_was_cleaned_is_refused_before_it_is_judged(
+    tmp_path: Path, textured: Draw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An hour of looking at images, and then "OVERWRITE in version 1": it was our own commit."""
     source = make(tmp_path / "cells", [textured(1), textured(2), b"no image"])
     other = CleanConfig(dark=9.0)
-    if change == "cleaned":
-        assert clean(source, other).dropped == 1
-        says = r"@v0 was cleaned before, with other limits.*version 1.*Leave table\.version out"
-    else:
-        append(
-            source.uri, scan.rows(ImageTable(source.uri), ImageTable(source.uri).pin(), ROW), "x"
-        )
-        says = r"has changed since version 0 .*Pin the newest"
+    assert clean(source, other).dropped == 1
+    says = r"@v0 was cleaned before, with other limits.*version 1.*Leave table\.version out"
     judged: list[object] = []
     with monkeypatch.context() as patched:
         patched.setattr(room, "_judge", judged.append)
         with pytest.raises(DataError, match=says):
             clean(source, CleanConfig())
     assert judged == []
+
+    def plan(dark: float) -> str:
+        job = validate(Job, {"table": source.model_dump(), "clean": {"dark": dark}})
+        return predicting.clean(At(job, cast(Any, None), {}, 1, "here", [])).verb
+
+    # A dry run made a plan of it.
+    with pytest.raises(DataError, match=says):
+        plan(CleanConfig().dark)
+    assert plan(9.0) == "clean"
     # Who drops nothing may look at any version, and what is done is done.
     assert clean(source, CleanConfig(drop=(), tag="seen")).counts == {"broken": 1}
-    if change == "cleaned":
-        assert clean(source, other).dropped == 1
-        assert clean(source.model_copy(update={"version": None}), CleanConfig()).dropped == 0
+    assert clean(source, other).dropped == 1
+    assert clean(source.model_copy(update={"version": None}), CleanConfig()).dropped == 0
+
+
+def test_a_version_with_nothing_to_drop_may_have_got_rows_since(
+    tmp_path: Path, textured: Draw, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A retrain on the tag `clean` was refused as soon as rows had come behind it."""
+    source = make(tmp_path / "cells", [textured(1), textured(2)])
+    table = ImageTable(source.uri)
+    append(source.uri, scan.rows(table, table.pin(), ROW), "x")
+    done = clean(source, CleanConfig())
+    assert done.dropped == 0 and table.tags()["clean"] == done.raw.version == 0
+    assert "has got or lost rows since version 0" in caplog.text
 
 
 def test_a_table_whose_rows_may_not_be_dropped_is_named_before_it_is_judged(

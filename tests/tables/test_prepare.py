@@ -26,6 +26,7 @@ from raypipe.tables.changes import Place
 from raypipe.tables.ingest import ingest
 from raypipe.tables.ingest_config import IngestConfig
 from raypipe.tables.prepare import run
+from raypipe.tables.prepare.plan import Work
 from raypipe.tables.prepare.run import PrepareResult, prepare
 from raypipe.tables.prepare.staged import FOLDER
 from raypipe.tables.table import Columns, ImageTable, TableConfig, append
@@ -229,7 +230,9 @@ def test_a_column_that_became_another_or_wider_is_refused(
     assert prepare(source, dst, Shape(SIDE)).made == 0
 
 
-def test_other_columns_of_ids_or_labels_choose_other_rows(src: TableConfig, tmp_path: Path) -> None:
+def test_other_columns_of_ids_or_labels_choose_other_rows(
+    src: TableConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A sample goes by id: rows of another sample were added to those of the first."""
     dst = str(tmp_path / "dst")
     sample = src.model_copy(update={"sample": 0.3})
@@ -237,6 +240,12 @@ def test_other_columns_of_ids_or_labels_choose_other_rows(src: TableConfig, tmp_
     other = sample.model_copy(update={"columns": Columns(id="split")})
     with pytest.raises(DataError, match="prepared from something else"):
         prepare(other, dst, Shape(SIDE))
+    # A record of before, which does not say which they were.
+    older = str(tmp_path / "older")
+    with monkeypatch.context() as patched:
+        patched.setattr(Work, "roles", "")
+        prepare(sample, older, Shape(SIDE))
+    assert prepare(sample, older, Shape(SIDE)).made == 0
     # Where neither a sample nor a condition uses them, the names say nothing of the rows.
     whole = str(tmp_path / "whole")
     prepare(src, whole, Shape(SIDE))

@@ -6,11 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from raypipe.config import replace, validate
 from raypipe.errors import DataError
 from raypipe.feed.dataset import pin
+from raypipe.feed.locate import locate
 from raypipe.job import Job
 from raypipe.registry import fetching
 from raypipe.registry.store import open_store
@@ -18,8 +21,8 @@ from raypipe.search.settings import SearchConfig
 from raypipe.search.tuner import search
 from raypipe.tables import scan
 from raypipe.tables.ingest import IngestConfig, ingest
-from raypipe.tables.table import ImageTable, TableConfig
-from raypipe.train import trainer, unseen
+from raypipe.tables.table import ImageTable, TableConfig, append
+from raypipe.train import belonging, trainer, unseen
 from raypipe.train.job import TrainJob
 from raypipe.train.publish import _listed, package_key, publish
 from raypipe.watch import by_domain
@@ -61,6 +64,25 @@ def test_the_package_says_of_each_image_where_it_comes_from(
     assert len(sampled.ids) == 9 and sampled.domains == sampled.ids
     plain, _ = unseen.predict_split(few, model, pinned, "val")
     assert plain.domains is None and plain.groups is None
+
+
+def test_nan_names_neither_a_group_nor_a_domain(tmp_path: Path) -> None:
+    """All images whose part was NaN were one large group, of the name "nan"."""
+    rows = {
+        "image_id": [f"i{n}" for n in range(5)],
+        "image": [b"x"] * 5,
+        "label": ["a", "b", "a", "b", "a"],
+        "split": ["train"] * 2 + ["val"] * 3,
+        "part": [1.0, 2.0, 3.0, float("nan"), float("nan")],
+    }
+    append(str(tmp_path / "parts"), pa.table(rows), "add")
+    named = {"domain": "part", "group": "part"}
+    given = {"table": {"uri": str(tmp_path / "parts")}, "registry": named}
+    job = validate(TrainJob, given)
+    pinned = pin(job.table, job.feed)
+    samples = locate(pinned, "val", job.feed)
+    domains, groups = belonging.names(job.registry, pinned, samples, np.arange(len(samples)))
+    assert domains == groups and sorted(domains) == ["", "", "3.0"]
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -106,8 +128,6 @@ def test_the_drift_check_and_the_reference_are_set_in_one_place() -> None:
 
 
 def test_a_table_without_sources_has_clusters_and_an_older_package_has_one_domain() -> None:
-    import numpy as np
-
     features = np.random.default_rng(0).normal(size=(200, 8))
     features[:100] += 20
     assert by_domain.names(None, features) is None

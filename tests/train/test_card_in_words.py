@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from raypipe.train.described import _sample, epochs
+from raypipe.models.ensemble import Member
+from raypipe.models.zoo import ModelConfig
+from raypipe.train.described import _architecture, _sample, epochs
 
 
 def told(
@@ -39,3 +41,13 @@ def test_images_that_cannot_be_read_are_counted_on_the_card() -> None:
     assert said(6) == ""
     assert said(3, 3).startswith("3 of them cannot be read")
     assert said(2, 1).startswith("Of 3 of its 6 images, drawn evenly. 1 of them cannot")
+
+
+def test_a_member_that_a_refit_left_as_it_was_is_said_to_know_less() -> None:
+    """A card said that all members had learned from the images of train+val."""
+    model = ModelConfig(name="small_cnn", side_px=32)
+    members = [Member(model, 3.0, name="head"), Member(model, 1.0, name="tuned")]
+    job: Any = SimpleNamespace(model=model)
+    facts = dict(_architecture(job, members, stay=["tuned"]))
+    assert facts["Member 1"].endswith("weight 0.75 (head)")
+    assert facts["Member 2"].endswith("weight 0.25 (tuned), trained without validation images")

@@ -25,6 +25,7 @@ from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState
 from raypipe.train.origin import CalledFor, Start
 from raypipe.train.parallel.snapshot import Piece, Snapshot
+from raypipe.work import training
 
 CNN = ModelConfig(name="small_cnn", mode="finetune", pretrained=False, side_px=32)
 PIXELS = torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8)
@@ -196,6 +197,21 @@ def test_a_checkpoint_says_nothing_of_its_rows_and_a_refit_needs_it_not(
     told = [record.message for record in caplog.records]
     assert len(told) == (0 if own else 1)
     assert own or f"Which rows the weights of {began} have learned from is not" in told[0]
+
+
+@pytest.mark.usefixtures("heard")
+@pytest.mark.parametrize("is_same", [True, False])
+def test_what_an_ensemble_started_from_is_asked_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_same: bool
+) -> None:
+    """Its job has the search's own train.start_from, which its publication asks, too: the warning
+    came twice."""
+    began = str(tmp_path / "a-checkpoint")
+    job = validate(TrainJob, {"table": {"uri": "-"}, "train": {"start_from": began}})
+    plan = SimpleNamespace(job=job if is_same else replace(job, {"train.start_from": None}))
+    result = SimpleNamespace(refitted=False, shares=(0.5, 0.5), device_s=1.0, heads=0)
+    asked = training._called_for(result, plan, began)  # type: ignore[arg-type]
+    assert asked.verb == "tune" and len(caplog.records) == (0 if is_same else 1)
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:

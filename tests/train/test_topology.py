@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from raypipe.config import validate
+from raypipe.config import replace, validate
 from raypipe.errors import ConfigError
+from raypipe.job import Job
+from raypipe.search.space import parse
+from raypipe.train.job import TrainJob
 from raypipe.train.settings import TrainConfig
 from raypipe.train.topology import choose, spans_nodes
 
@@ -35,12 +40,33 @@ def test_each_worker_needs_an_image_of_the_step() -> None:
 
 def test_norms_of_all_workers_need_an_image_of_each() -> None:
     """A worker without one computed another's, and the statistics counted that twice."""
+
+    def job(**train: Any) -> Job:
+        by_epoch = train.pop("by_epoch", {})
+        return validate(Job, {"table": {"uri": "x"}, "train": train, "by_epoch": by_epoch})
+
+    refused = r"batch_size=4 not each of 5 workers.*sync_bn=false"
     for workers in (5, [2, 5]):
-        with pytest.raises(ConfigError, match=r"batch_size=4 not each of 5 workers.*sync_bn=false"):
-            validate(TrainConfig, {"workers": workers, "batch_size": 4, "sync_bn": True})
-        validate(TrainConfig, {"workers": workers, "batch_size": 4})
-        validate(TrainConfig, {"workers": workers, "batch_size": 5, "sync_bn": True})
-        validate(TrainConfig, {"workers": workers, "batch_size": "auto", "sync_bn": True})
+        with pytest.raises(ConfigError, match=refused):
+            job(workers=workers, batch_size=4, sync_bn=True)
+        job(workers=workers, batch_size=4)
+        job(workers=workers, batch_size="auto", sync_bn=True)
+        fine = job(workers=workers, batch_size=5, sync_bn=True)
+        # Nor do later epochs have too few, or a trial.
+        with pytest.raises(ConfigError, match=refused):
+            job(workers=workers, sync_bn=True, by_epoch={2: {"train.batch_size": 4}})
+        texts = {"train.batch_size": "choice(4, 5)"}
+        with pytest.raises(ConfigError, match=refused):
+            parse.parse(texts, fine.training)
+
+
+def test_a_champion_with_a_worker_too_many_can_be_read() -> None:
+    """It was trained before that was refused, and no retrain could begin with its settings."""
+    train = {"workers": [2, 16], "batch_size": 8, "sync_bn": True}
+    theirs = validate(TrainJob, {"table": {"uri": "x"}, "train": train})
+    again = replace(theirs, {"train.lr": 0.01})
+    assert again.train.most_workers == 16
+    parse.parse({"train.lr": "choice(0.01, 0.02)"}, theirs)
 
 
 def test_workers_that_span_nodes_are_warned_of() -> None:

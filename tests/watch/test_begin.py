@@ -253,6 +253,20 @@ def test_new_photographs_of_known_products_are_new_rows(tmp_path: Path) -> None:
     assert facts == facts | {"new": 2, "old": 4}
 
 
+def test_new_photographs_of_known_products_may_validate(tmp_path: Path) -> None:
+    """Validation images that shared their ids with training images counted as learned from: no
+    challenger began with the champion's weights, and no temperature was fitted."""
+    job = job_at(tmp_path)
+    rows = {"image_id": ["i0", "i1"] * 2, "image": [b"x"] * 4, "label": ["a", "b"] * 2}
+    hashes = [sha(name) for name in ("k", "l", "m", "n")]
+    splits = ["train", "train", "val", "val"]
+    append(job.table.uri, pa.table(rows | {"split": splits, "sha256": hashes}), "add")
+    pinned = pin(job.table, job.feed)
+    known_N2 = learned.of_training(job, pinned)
+    assert not learned.decides(pinned, "val", known_N2)
+    assert learned.decides(pinned, "train", known_N2)
+
+
 def test_a_new_row_stays_beside_an_old_one_of_the_same_id(tmp_path: Path) -> None:
     job, later = job_at(tmp_path), job_at(tmp_path, "later")
     known_N2 = learned.of_training(job, add(job, NAMES, SPLITS))

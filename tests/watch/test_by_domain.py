@@ -19,7 +19,7 @@ from raypipe.errors import ConfigError, DataError
 from raypipe.registry.package import Reference
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
-from raypipe.watch import by_image, evidence_row, examination
+from raypipe.watch import by_image, evidence_row, examination, feedback_rows
 from raypipe.watch.detect import DriftConfig, DriftReport, detect
 from raypipe.watch.predicted import Batch
 from raypipe.watch.settings import WatchConfig
@@ -136,11 +136,13 @@ def _version() -> TableVersion:
 def test_the_groups_of_a_batch_are_read_from_its_table(tmp_path: Path) -> None:
     uri = str(tmp_path / "night")
     rows = {"image_id": ["a", "b", "c"], "image": [b"1", b"2", b"3"], "module": [7, None, 8]}
+    rows |= {"part": [1.0, float("nan"), float("nan")]}
     write_deltalake(uri, pa.table(rows))
     source = TableConfig(uri=uri)
     version = ImageTable.open(source).pin()
     empty = np.zeros((4, 1))
-    mine = Batch(version, ["c", "a", "b", None], ["", "", "", ""], empty, empty)
+    digests = [sha256(b"%d" % n).hexdigest() for n in (3, 1, 2)]
+    mine = Batch(version, ["c", "a", "b", None], [*digests, ""], empty, empty)
     reference = Reference(empty, empty, tuple("wxyz"), groups=("1", "1", "2", "2"))
 
     def groups(registry: dict[str, str], kept: Reference = reference) -> list[str] | None:
@@ -148,6 +150,9 @@ def test_the_groups_of_a_batch_are_read_from_its_table(tmp_path: Path) -> None:
         return by_image.groups(package, kept, source, mine)  # type: ignore[arg-type]
 
     assert groups({"group": "module"}) == ["8", "7", "", ""]
+    # NaN was a name: all images without a group were one large group.
+    assert groups({"group": "part"}) == ["", "1.0", "", ""]
+    assert [feedback_rows._text(one) for one in (None, float("nan"), 1.0)] == ["", "", "1.0"]
     # Images of one id, and images without any, are told apart by their bytes.
     both = ["a", "a", None, None, "b"]
     again = {"image_id": both, "image": [b"1", b"2", b"3", b"4", b"5"], "module": [1, 2, 3, 4, 5]}

@@ -125,8 +125,26 @@ def test_a_check_alone_says_what_the_policy_says(run: RunConfig) -> None:
     assert answer("1", False) == "No drift: the champion stays"
     assert answer("2", True).startswith("Drift in 1 of the last 2 checks")
     assert "raypipe retrain begins one" in answer("3", True)
-    Journal(str(run.path / "retrains"), "cells@champion", None).add("x", "held", "h", {})
+    past = Journal(str(run.path / "retrains"), "cells@champion", None)
+    past.add("x", "held", "h", {})
+    past.add("x", "ended", "h", {})
     assert "the policy waits for 3" in answer("4", True)
+
+
+@pytest.mark.parametrize("policy", [{"cooldown": 3}, {"daily_cap": 1}, {"budget_h": 1.0}])
+def test_a_retrain_that_broke_is_called_for_again(run: RunConfig, policy: dict[str, float]) -> None:
+    """It counted as an earlier one, so on Databricks, where a check starts the job of a retrain,
+    nothing went on with it."""
+    watch = validate(WatchConfig, {"policy": policy})
+    past = Journal(str(run.path / "retrains"), "cells@champion", None)
+    past.add("x", "held", "h", {"checks": 1})
+    past.add("x", "trained", "h", {"device_s": 7200.0})
+    past.add("x", "failed", "h", {"why": "the store was away"})
+    past.add("x", "released", "h", {})
+    of = run, watch, "cells@champion", "cells/1", None, checked(run, "1", True)
+    assert calls.of_check(*of).act
+    past.add("x", "ended", "h", {"device_s": 7200.0})
+    assert not calls.of_check(*of).act
 
 
 def test_on_a_night_of_few_images_earlier_checks_call_for_a_retrain(run: RunConfig) -> None:

@@ -27,7 +27,7 @@ from raypipe.registry.package import OUTCOMES, Package, Reference
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.serve.batch import PredictConfig
-from raypipe.tables.table import TableConfig
+from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.train import learned
 from raypipe.watch import feedback_rows
 from raypipe.watch.check import CheckResult, check_window
@@ -268,6 +268,23 @@ def test_images_that_were_asked_for_or_learned_from_are_not_compared(nights: Nig
     assert any("40 of images that the champion has learned from" in n for n in found.notes)
     left_out = [row["left_out"] for row in nights.kept()]
     assert sorted(map(str, left_out)) == ["None"] * 30 + ["asked"] * 30 + ["learned"] * 40
+
+
+def test_a_new_photograph_under_a_known_id_is_not_learned(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its label was never compared, and the check said that the champion had learned from it."""
+    nights.come(200, 260)
+    version = ImageTable.open_pinned(TableConfig(uri=str(nights.table)))[1]
+    others = pa.chunked_array([[_sha256(image_of(n)) for n in range(400, 460)]])
+    ids = [f"i{n}" for n in range(200, 260)]
+    known_N2 = learned.identities(version.table_id, ids, others)
+    monkeypatch.setattr(learned, "by", lambda package: known_N2)
+    assert not any("has learned from" in note for note in nights.check().report.notes)
+    nights.labels_come(200, 260, mostly_right)
+    nights.come(260, 300)
+    assert nights.check().report.feedback.labelled == 60
+    assert {row["left_out"] for row in nights.kept()} == {None}
 
 
 def test_off_no_column_and_an_older_package(

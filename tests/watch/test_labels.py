@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,11 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from raypipe.config import validate
+from raypipe.config import replace, validate
 from raypipe.feed.dataset import Pinned, pin
+from raypipe.images.smaller import Shape
 from raypipe.registry.package import Package
+from raypipe.tables.prepare.run import prepare
 from raypipe.tables.table import append
 from raypipe.train import learned
 from raypipe.train.job import TrainJob
@@ -129,3 +132,43 @@ def test_a_package_without_a_list_is_compared_by_versions(tmp_path: Path) -> Non
     package = trained(before, table_id=before.version.table_id)
     package.info["config"] = {"table": {"where": {"source": "old"}}}
     assert labels.new_labels(job, pinned, package) == {"old": 16}
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("has_hashes", [True, False])
+def test_a_prepared_table_has_the_labels_of_its_source(
+    has_hashes: bool, textured: Any, tmp_path: Path
+) -> None:
+    """After table.uri was set to the copy, all of its rows counted as newly labelled."""
+    source = {"table": {"uri": str(tmp_path / "t")}, "run": {"dir": str(tmp_path)}}
+    job = validate(TrainJob, source)
+    copied = {side_px: str(tmp_path / f"t{side_px}") for side_px in (24, 48)}
+
+    def add(first: int) -> None:
+        images = [textured(n, 64) for n in range(first, first + 10)]
+        columns: dict[str, Any] = {"image_id": [f"p{n}" for n in range(10)], "image": images}
+        columns |= {"label": ["a", "b"] * 5, "split": ["train"] * 8 + ["val", "test"]}
+        if has_hashes:
+            columns["sha256"] = [hashlib.sha256(image).hexdigest() for image in images]
+        append(job.table.uri, pa.table(columns), "add")
+        for side_px, uri in copied.items():
+            prepare(job.table, uri, Shape(side_px))
+
+    def package(trained: TrainJob) -> Package:
+        pinned = pin(trained.table, trained.feed, kind="single_label")
+        theirs = {"uri": pinned.version.uri, "version": 0, "sources": []}
+        kept = learned.files(learned.of_training(trained, pinned), learned.NONE_N2)
+        return cast(Package, SimpleNamespace(info={"table": theirs, "made": {}}, files=kept))
+
+    def new(trained: Package, asked: TrainJob) -> int:
+        pinned = pin(asked.table, asked.feed, kind="single_label")
+        return sum(labels.new_labels(asked, pinned, trained).values())
+
+    add(0)
+    jobs = [job, *(replace(job, {"table.uri": uri}) for uri in copied.values())]
+    champions = [package(one) for one in jobs]
+    others = [(one, other) for one in range(3) for other in range(3) if one != other]
+    assert [new(champions[one], jobs[other]) for one, other in others] == [0] * 6
+    # New photographs under known ids: only a hash of the source's bytes tells them.
+    add(10)
+    assert new(champions[0], jobs[1]) == new(champions[0], jobs[2]) == (8 if has_hashes else 0)

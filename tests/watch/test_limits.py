@@ -90,6 +90,8 @@ def test_a_small_or_missing_slice_is_said_and_refuses_unless_it_may_pass() -> No
         "no labelled test image that neither model has learned from, 30 are"
         in decide(cfg(slices=[NIGHT])).reason
     )
+    said = decide(cfg(slices=[NIGHT]), on_night(0, 0, images=12)).reason
+    assert "12 labelled test images (one of each group, and of copies) that neither" in said
     wide = decide(cfg(slices=[NIGHT | {"tolerance": 0.01}]), on_night(won=4, lost=4, images=40))
     assert not wide.act and "images would clear an equal challenger" in wide.reason
 

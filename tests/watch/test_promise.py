@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -11,14 +11,19 @@ import pytest
 
 from raypipe.config import RunConfig, validate
 from raypipe.errors import DataError
+from raypipe.job import Job
 from raypipe.tables.table import append
 from raypipe.watch import evidence_row, promise
 from raypipe.watch.detect import DriftConfig, DriftReport, detect
 from raypipe.watch.error_tests import Found
 from raypipe.watch.settings import WatchConfig
 from raypipe.watch.sides import Seen
+from raypipe.work.dry_run import predicting
+from raypipe.work.dry_run.at import At
+from raypipe.work.show import Show
 
-WATCH = validate(WatchConfig, {"horizon": {"checks": 10, "false_alarm": 0.03}})
+HORIZON = {"horizon": {"checks": 10, "false_alarm": 0.03}}
+WATCH = validate(WatchConfig, HORIZON)
 
 
 def spent(run: RunConfig, *checks: tuple[int, str, float, bool]) -> None:
@@ -62,6 +67,19 @@ def test_a_check_below_its_share_says_so() -> None:
     assert "false_alarm=0.03: the alpha of this check is 0.001 instead of 0.003. Raise" in few
     [nothing] = promise.too_little(WATCH, promise.NOTHING_LEFT)
     assert "1e-12 instead of 0.003, and it cannot alarm" in nothing and "last 10 checks" in nothing
+
+
+def test_a_plan_of_a_check_that_cannot_alarm_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said alpha 1e-12, and nothing else."""
+    tree = {"table": {"uri": "none"}, "run": {"name": "a", "dir": str(tmp_path)}}
+    job = validate(Job, tree | {"watch": HORIZON})
+    monkeypatch.setattr(predicting, "_window", lambda at: ({"model": "m/2"}, ()))
+    at = At(job, cast(Show, None), {}, 1, "here", [])
+    assert "caution" not in predicting.drift(at).what
+    spent(job.run, (1, "m/1", 0.03, True))
+    assert "and it cannot alarm" in predicting.drift(at).what["caution"]
 
 
 def test_a_window_of_another_table_is_another_check(tmp_path: Path) -> None:

@@ -220,6 +220,7 @@ def test_an_event_that_is_refused_for_ever_holds_up_no_other(
     assert not notes(tmp_path)
 
 
+@pytest.mark.parametrize("bad", ["heartbeat", "check"])
 @pytest.mark.parametrize(("status", "nights"), [(422, 12), (500, 4)])
 def test_events_that_are_refused_delay_no_alarm(
     receiver: Receiver,
@@ -227,12 +228,14 @@ def test_events_that_are_refused_delay_no_alarm(
     caplog: pytest.LogCaptureFixture,
     status: int,
     nights: int,
+    bad: str,
 ) -> None:
-    """Three refused heartbeats a night went first, and an alarm came 17 nights late."""
+    """Three refused heartbeats a night went first, and an alarm came 17 nights late. After a 5xx
+    all other events of a night came with the next one."""
 
     def act(handler: BaseHTTPRequestHandler) -> None:
-        is_beat = json.loads(receiver.got[-1][2])["kind"] == "heartbeat"
-        handler.send_response(status if is_beat else 200)
+        is_bad = json.loads(receiver.got[-1][2])["kind"] == bad
+        handler.send_response(status if is_bad else 200)
         handler.end_headers()
 
     receiver.act = act
@@ -241,12 +244,20 @@ def test_events_that_are_refused_delay_no_alarm(
         one_run = opened(tmp_path, receiver.url, within_s=0.5)
         one_run.send(check(night), events.heartbeat(f"run{night}", "drift"))
         came = [json.loads(body) for _, _, body in receiver.got]
-        assert [one["run"] for one in came if one["kind"] == "check"] == [f"run{night}"]
+        assert [one["run"] for one in came if one["kind"] != bad] == [f"run{night}"]
         assert status == 500 or len(came) == len(set(receiver.ids())), "each once a run"
     # Only after many runs in which other events were taken a refused one is dropped.
     waiting = min(nights, webhook.MOST_RUNS - 1)
     assert len(notes(tmp_path)) == waiting
     assert caplog.text.count("in 10 runs. This event is dropped") == nights - waiting
+
+
+def test_an_outage_costs_a_run_the_time_of_a_few_events(receiver: Receiver, tmp_path: Path) -> None:
+    receiver.answers = [(500, {})] * 100
+    one_run = opened(tmp_path, receiver.url, within_s=0.5)
+    for number in range(5):
+        one_run.send(check(number))
+    assert len(set(receiver.ids())) == webhook.MOST_REFUSED and len(notes(tmp_path)) == 5
 
 
 def test_a_receiver_that_refuses_all_for_weeks_loses_none(

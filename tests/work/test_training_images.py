@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -64,6 +65,13 @@ def test_copies_in_another_table_are_known_by_their_bytes(tmp_path: Path) -> Non
         assert ("has learned from" in caution(mine, package, split=split)) == is_said
 
 
+def test_new_photographs_of_known_products_are_not_learned(tmp_path: Path) -> None:
+    """Their ids were known, and so all of them were said to be."""
+    package = trained_on(table(tmp_path / "mine", NAMES, NAMES))
+    again = table(tmp_path / "mine", NAMES, [*"abcdef"])
+    assert "has learned from 4 of the 12 labelled images" in caution(again, package)
+
+
 def test_rows_that_the_list_cannot_tell_are_told_by_their_split(tmp_path: Path) -> None:
     mine = table(tmp_path / "mine", NAMES, NAMES, hashes=False)
     may = (
@@ -71,12 +79,23 @@ def test_rows_that_the_list_cannot_tell_are_told_by_their_split(tmp_path: Path) 
     )
     assert may in caution(mine, trained_on(mine, is_old=True))
     assert caution(mine, trained_on(mine, is_old=True), split="test") == ""
-    # A prepared table has other ids than its source, and nothing else is known of its images.
-    source = table(tmp_path / "source", NAMES, NAMES, hashes=False)
-    prepared = {"uri": mine.version.uri, "prepared_from": f"{source.version.uri}@v0"}
-    assert may in caution(source, trained_on(mine, table=prepared))
-    assert caution(source, trained_on(mine, table=prepared), split="test") == ""
-    assert caution(source, trained_on(mine)) == "", "another table"
+
+
+def test_an_older_package_does_not_list_the_source_of_its_table(tmp_path: Path) -> None:
+    """Bytes and ids of a prepared table are others: all images were said to be new, or all but
+    those that had kept their bytes."""
+    source = table(tmp_path / "source", NAMES, NAMES)
+    copy = table(tmp_path / "copy", NAMES, ["i0", *(f"{name}, smaller" for name in NAMES[1:])])
+    prepared = {"uri": copy.version.uri, "prepared_from": f"{source.version.uri}@v0"}
+    package = trained_on(copy, table=prepared)
+    said = "The model was trained on images of this table, and they may be evaluated too: "
+    assert caution(source, package) == f"{said}evaluate.table.where={{split: test}} leaves them out"
+    assert caution(source, package, split="test") == ""
+    assert "has learned from 1 of" in caution(source, trained_on(copy)), "another table"
+    # A table that was made again has the address, and other images.
+    package = trained_on(source)
+    shutil.rmtree(tmp_path / "source")
+    assert caution(table(tmp_path / "source", NAMES, [*"abcdef"]), package) == ""
 
 
 def test_a_table_without_its_split_column_is_no_reason_for_silence(tmp_path: Path) -> None:

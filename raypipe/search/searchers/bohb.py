@@ -45,8 +45,9 @@ class Bohb(Suggested):
         space: Space,
         earlier: list[Earlier],
         folder: Path,
+        starts: int = 0,
     ) -> None:
-        super().__init__(job, cfg, trials, space, earlier, folder)
+        super().__init__(job, cfg, trials, space, earlier, folder, starts)
         epochs = space.most_epochs
         budgets = rungs(epochs, min(cfg.grace, epochs), cfg.reduction)
         self._least = len(self._samplers()) + 3  # trials that a model needs

@@ -5,7 +5,7 @@ ask and tell interface:
 
 1. For the next trial we ask Optuna's study, and draw the space with what it suggests. If the job
    refuses the values, we tell the study that they failed and ask again. After TRIES refusals the
-   trial is that of the random search.
+   trial is that of the random search. Starts are its trials, too; the study learns from them.
 2. When a trial ends, we tell the study its best epoch's value, whatever ended it. A trial that
    failed, or never had a number, is told as failed.
 3. The study is stored in a journal in the search's folder, so a killed search continues with it.
@@ -54,8 +54,12 @@ def require() -> Any:
 class Suggested(Planned):
     """Returns Optuna's suggestions.
 
-    The planned trials have the grid's values, and replace suggestions that the job refuses.
+    The planned trials have the grid's values, and replace suggestions that the job refuses. Those
+    that are starts come first, as they are.
     """
+
+    # Here for searches that an older version began: Tune has pickled them without.
+    _starts = 0
 
     def __init__(
         self,
@@ -65,8 +69,11 @@ class Suggested(Planned):
         space: Space,
         earlier: list[Earlier],
         folder: Path,
+        starts: int = 0,
     ) -> None:
+        """starts: so many of the first trials are starts (search.start, search.starts, a hint)."""
         super().__init__(job, trials)
+        self._starts = starts
         self._kind = cfg.searcher
         self._seed = job.run.seed
         self._space = space
@@ -102,9 +109,9 @@ class Suggested(Planned):
         cell = self._cell(i)
         for attempt in range(TRIES + 1):
             study.sampler = self._sampler(i, attempt)
-            # The grid's values are fixed; in the last attempt all values are.
+            # The grid's values are fixed; of a start, and in the last attempt, all values are.
             pins = dict(cell)
-            if attempt == TRIES:
+            if attempt == TRIES or (attempt == 0 and i < self._starts):
                 pins |= self._planned(i)
             if pins:
                 # Optuna takes enqueued values for the next ask.

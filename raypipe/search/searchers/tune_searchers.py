@@ -2,8 +2,8 @@
 
 The trials of a random search or a grid are known before it starts: space.py draws them from the
 seed, and planned.py hands them out. tpe, gp (optuna_search.py) and bohb (bohb.py) choose values
-from the results of earlier trials instead. Where the job refuses their suggestions, they use the
-trial of the random search.
+from the results of earlier trials instead. They begin with the same starts. Where the job refuses
+their suggestions, they use the trial of the random search.
 """
 
 from __future__ import annotations
@@ -51,18 +51,28 @@ def plan(job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier])
                 raise
     if missing := cfg.samples * len(cells) - len(trials):
         log.warning("%d trials are left out: the job refuses nearly all draws", missing)
-    # The first trials have values that are known to be good, where the space has them.
+    begin = _starts(job, cfg, space, earlier, len(trials))
+    return [*begin, *trials[len(begin) :]]
+
+
+def _starts(
+    job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier], total: int
+) -> list[Changes]:
+    """The first of `total` trials: values that are known to be good, where the space has them."""
+    seed = job.run.seed
+    cells = _cells(seed, space)
     known = [space.keyed(start) for start in (cfg.start or {}, *(cfg.starts or ()))]
     done: list[Changes] = [{}]
+    trials: list[Changes] = []
     for start in [*(hint.keyed for hint in earlier[:1]), *known]:
-        at = len(done) - 1
-        if start in done or at == most(len(trials)):
+        at = len(trials)
+        if start in done or at == most(total):
             continue
         # This job may refuse what another job's trial was, or what a portfolio has.
         with suppress(ConfigError):
             cell = cells[at % len(cells)]
             whole = start | cell if at else _first(seed, space, start, cell)
-            trials[at] = space.trial(seed, at, whole, TRIES)
+            trials.append(space.trial(seed, at, whole, TRIES))
             done.append(start)
     return trials
 
@@ -123,4 +133,5 @@ def searcher(
     if cfg.searcher == "random":
         return ConcurrencyLimiter(Planned(job, trials, spare), concurrent)
     kind = Bohb if cfg.searcher == "bohb" else Suggested
-    return ConcurrencyLimiter(kind(job, cfg, trials, space, earlier, folder), concurrent)
+    starts = len(_starts(job, cfg, space, earlier, len(trials)))
+    return ConcurrencyLimiter(kind(job, cfg, trials, space, earlier, folder, starts), concurrent)

@@ -69,10 +69,13 @@ def with_default_space(
         return cfg
     drawn = space(job, sum(counts.values()), gpu, cfg)
     learned = portfolio.allowed(job, drawn, gpu)
-    # What the user sets wins in the first trial. The rest of it is a start of the same mode.
+    # What the user sets wins in the first trial. The rest of it is a start of the same mode, if
+    # possible one beside which all of it is drawn.
     own = cfg.start or {}
     mode = own.get("model.mode")
-    base = next((one for one in learned if mode in (None, one.get("model.mode"))), {})
+    bases = [one for one in learned if mode in (None, one.get("model.mode"))]
+    fitting = (one for one in bases if _all_drawn(own, one | own, drawn, job))
+    base = next(fitting, bases[0] if bases else {})
     first = base | own
     starts = cfg.starts
     if starts is None:
@@ -85,6 +88,19 @@ def with_default_space(
         # Nearly all that is drawn are settings of steps, and a solver takes none.
         filled["samples"] = 1
     return cfg.model_copy(update=filled)
+
+
+def _all_drawn(
+    own: Mapping[str, Any], values: Mapping[str, Any], drawn: Mapping[str, str], job: TrainJob
+) -> bool:
+    """Does a trial with these values draw all of `own` that some trial may draw?"""
+    value_of = Space((), job).known(values)
+    for name in own.keys() & drawn.keys():
+        field = Field(name, read(name, drawn[name]))
+        able = [one for one in field.branches if one.sampler.code(own[name]) is not None]
+        if able and field.branch(value_of) not in able:
+            return False
+    return True
 
 
 def within_budget(

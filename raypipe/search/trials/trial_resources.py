@@ -65,7 +65,7 @@ def plan_resources(
 
     A population (PBT) starts all its trials. Trials of one worker need not fit all at once: Tune
     pauses them in turn. Trials of several workers must fit all at once, because to start such a
-    group again takes 20 s.
+    group again takes 20 s. So must those of hyperband, of which Tune starts all that it knows.
 
     Raises ClusterError when they do not fit, ConfigError when workers of a group share a GPU.
     """
@@ -112,12 +112,14 @@ def _several_workers(
         fitting = max(1, fitting)
 
     limit = cfg.concurrent or max(1, fitting)
-    wanted = trials if cfg.populated else min(trials, limit)
+    # Tune knows a trial as its waiting process, and has room for all of these (drawn_ahead).
+    all_at_once = cfg.populated or cfg.scheduler == "hyperband"
+    wanted = trials if all_at_once else min(trials, limit)
     # The waiting processes come first, and the groups share the rest.
     cpu_share = min(1.0, (cpus / wanted - WAITING_CPU) / workers)
     if cpu_share < LEAST_CPU or (gpu and wanted > fitting):
         have = f"{gpus:g} GPUs" if gpu else f"{cpus:g} CPUs"
-        raise _no_room(f"{wanted} trials of {workers} workers", have, cfg.populated, fitting)
+        raise _no_room(f"{wanted} trials of {workers} workers", have, cfg, all_at_once, fitting)
 
     worker = {"CPU": int(cpu_share * 1000) / 1000}  # rounded down, so that the sum fits
     if gpu:
@@ -125,9 +127,12 @@ def _several_workers(
     return TrialResources({"CPU": WAITING_CPU}, worker, wanted)
 
 
-def _no_room(wanted: str, have: str, populated: bool, fitting: int) -> ClusterError:
-    if populated:
-        rule = "A population is trained all at once"
+def _no_room(
+    wanted: str, have: str, cfg: SearchConfig, all_at_once: bool, fitting: int
+) -> ClusterError:
+    if all_at_once:
+        who = "A population" if cfg.populated else f"search.scheduler={cfg.scheduler}"
+        rule = f"{who} trains all its trials at once"
         setting = "search.samples"
     else:
         rule = "Every trial that is started needs its workers"

@@ -63,6 +63,7 @@ from raypipe.tables.address import resolve
 log = logging.getLogger("raypipe")
 LOOK_S = 1.0  # between two looks at what the replicas report
 SILENT_S = 10.0  # without any report, until it is said
+STARTS_S = 30.0  # for all replicas to start, until it is said that they have not
 DELETE_LOOK_S = 0.2
 DELETED_S = 20.0  # for Ray Serve to forget an application whose replicas had their time to end
 
@@ -78,7 +79,8 @@ class Checked:
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answers. name: of its application. requests: the root of its request log."""
+    """A server that answers. name: of its application. requests: the root of its request log.
+    follow_s: between two reports of a replica."""
 
     name: str
     address: str
@@ -87,6 +89,7 @@ class Server:
     token: bool
     registry: Any
     replica: Any
+    follow_s: float = 0.0
 
     def reports(self) -> dict[str, Mapping[str, str]]:
         """What each replica serves, and what it could not load."""
@@ -155,7 +158,9 @@ def running(
             desk = serve.get_deployment_handle("registry", name)
             asks = checked.token_digest is not None
             address = f"http://{host}:{setup.port}"
-            yield Server(name, address, checked.model, setup.requests, asks, desk, handle)
+            yield Server(
+                *(name, address, checked.model, setup.requests, asks, desk, handle, cfg.follow_s)
+            )
         finally:
             _delete(name, grace_s(cfg))
             metrics.remove(setup.server)
@@ -201,6 +206,8 @@ def wait(server: Server, say: Callable[[str], None], stop: Stop) -> None:
     """Until `stop` is set: tell what the replicas load and refuse."""
     told = {"champion": [str(server.model)]}
     heard_at, is_silent = time.monotonic(), False
+    # A registry that has started again knows a replica when it asks the next time.
+    patience_s = SILENT_S + server.follow_s
     while not stop.wait(LOOK_S):
         reports: Mapping[str, Mapping[str, str]] = {}
         # A replica or the registry may be starting again.
@@ -211,7 +218,7 @@ def wait(server: Server, say: Callable[[str], None], stop: Stop) -> None:
             if is_silent:
                 say("replicas: one answers again")
             heard_at, is_silent = time.monotonic(), False
-        elif not is_silent and time.monotonic() - heard_at >= SILENT_S:
+        elif not is_silent and time.monotonic() - heard_at >= patience_s:
             say(f"replicas: none answers any more. {server.condition()}")
             is_silent = True
 
@@ -320,12 +327,17 @@ def _deployed(application: Any, name: str, stop: Stop) -> Any:
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
+        began, said = time.monotonic(), ""
         while not stop.wait(LOOK_S):
             status = _status(name)
             if status == "RUNNING":
                 return handle
             if status in ("", "DEPLOY_FAILED"):
                 raise _not_started(_condition(name))
+            # Where some replicas start and others do not, Ray Serve tries for ever.
+            if time.monotonic() - began >= STARTS_S and (now := _condition(name)) != said:
+                log.warning("The server has not started yet: %s", now)
+                said = now
     except ClusterError:
         raise
     except Exception as e:
@@ -461,8 +473,12 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _not_started(why: str) -> ClusterError:
+    what = f"The server did not start: {why}"
+    # An error of ours on a replica names its own way out.
+    if "ConfigError: " in why or "DataError: " in why:
+        return ClusterError(what)
     return ClusterError(
-        f"The server did not start: {why}",
+        what,
         rule="Each replica needs its CPUs, and the model of its alias",
         fix="Set serve.cpus or serve.replicas lower, or see Ray's logs in "
         "/tmp/ray/session_latest/logs/serve",

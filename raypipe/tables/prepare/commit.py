@@ -140,6 +140,7 @@ def _origin(work: Work, plan: Plan, base: DeltaTable, made: list[Made], run: str
         rows=before + sum(one.rows for one in made),
         run=run,
         state=work.state(work.version),
+        roles=work.roles,
     )
 
 

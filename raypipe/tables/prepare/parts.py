@@ -29,6 +29,7 @@ from raypipe.tables import fragment, storage
 from raypipe.tables.between import Rows
 from raypipe.tables.fragment import Fragment, Options, is_bytes
 from raypipe.tables.prepare.staged import Made, Staged
+from raypipe.tables.prepared import ORIGINAL
 from raypipe.tables.schema import ROWS_PER_GROUP, SCHEMA
 from raypipe.tables.table import Columns
 
@@ -36,7 +37,6 @@ FEWEST_ROWS = 256  # of a file
 MOST_ROWS = 8192  # 200 MB of images of 256 px
 FILES = 256  # about so many, where a file may have so many rows
 SHA256 = "sha256"
-ORIGINAL = "original_sha256"
 # What ingest says about the stored bytes.
 FACTS = ("format", "width", "height", "bytes")
 LONGEST = 32  # characters of a text in the log's statistics

@@ -14,6 +14,7 @@ from raypipe import stores
 from raypipe.config import key_of
 from raypipe.errors import DataError
 from raypipe.images.smaller import Shape
+from raypipe.models.labels import BAR
 from raypipe.tables import between, commits, prepared, scan
 from raypipe.tables.address import UNITY, resolve
 from raypipe.tables.between import Rows
@@ -21,7 +22,7 @@ from raypipe.tables.fragment import Options
 from raypipe.tables.prepare.parts import out_schema
 from raypipe.tables.prepare.staged import FOLDER
 from raypipe.tables.prepared import Origin
-from raypipe.tables.table import Columns, ImageTable, TableConfig, TableVersion
+from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 
 FORMAT = 1  # another one makes other rows of the same source
 WAY_OUT = "Choose another DST, or pass --full to make this table anew"
@@ -43,19 +44,22 @@ class Work:
 
     @property
     def line(self) -> str:
-        """Names all that determines the rows but the source's version."""
+        """Names all that determines the rows but the source's version, and the roles of columns."""
         chosen = (self.source.where, self.source.sample_key, self.table.columns.image)
-        roles = self._choosing(self.table.columns)
-        # The usual names are left out: tables that were made before names counted keep their line.
-        named = () if roles == self._choosing(Columns()) else (roles,)
-        return key_of("prepared", FORMAT, self.version.table_id, *chosen, self.shape, *named)
+        # A condition on tags finds each of their orders; an older raypipe looked for the text.
+        wanted = self.source.where.get(self.table.columns.label, ())
+        texts = [wanted] if isinstance(wanted, str) else wanted
+        tags = ["in each order"] if any(BAR in text for text in texts) else []
+        return key_of("prepared", FORMAT, self.version.table_id, *chosen, self.shape, *tags)
 
-    def _choosing(self, columns: Columns) -> tuple[str, str]:
-        """The columns whose role decides which rows there are: a sample goes by id, and a condition
-        on labels finds each spelling of a class.
+    @property
+    def roles(self) -> str:
+        """Names the columns whose role decides which rows there are: a sample goes by id, and a
+        condition on labels finds each spelling of a class.
         """
+        columns = self.table.columns
         by_id = columns.id if self.source.sample < 1 else ""
-        return by_id, columns.label if columns.label in self.source.where else ""
+        return key_of(by_id, columns.label if columns.label in self.source.where else "")
 
     def state(self, version: TableVersion) -> str:
         """A hash of all rows of a version of the source, as its log tells. Raises DataError.
@@ -179,7 +183,8 @@ def _missing(work: Work, base: DeltaTable) -> Plan | None:
             rule="An earlier version was restored, or its properties were changed",
             fix=WAY_OUT,
         )
-    if origin.line != work.line:
+    # An earlier raypipe did not write the roles.
+    if origin.line != work.line or origin.roles not in ("", work.roles):
         raise DataError(
             f"{work.dst} was prepared from something else, or in another way",
             got=f"{origin}, side {origin.side_px}, format {origin.coding}",

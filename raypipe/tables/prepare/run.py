@@ -110,7 +110,7 @@ def _make(work: Work, planned: Plan, tasks: int | None, progress: Progress) -> P
     cut = parts.cut(planned.rows)
     # The same parts have the same key: whoever makes them shares them.
     names = [[one.file, one.row_group, one.deleted.hex()] for one in planned.rows.fragments]
-    key = key_of("prepare", work.line, work.version.identity, planned.since, names)
+    key = key_of("prepare", work.line, work.roles, work.version.identity, planned.since, names)
     staged = Staged(work.dst, key, work.options)
     done = _begun(staged) if cut else {}
     missing = [part for part in cut if part.number not in done]
@@ -182,7 +182,7 @@ def _result(work: Work, out: DeltaTable, made: list[Made], shared: int) -> Prepa
         broken.update(one.broken)
     table_id = str(out.metadata().id)
     return PrepareResult(
-        table=TableVersion(work.dst, out.version(), table_id, str(origin)),
+        table=TableVersion(work.dst, out.version(), table_id, str(origin), origin.table_id),
         source=work.version,
         rows=origin.rows,
         made=sum(one.rows for one in made),

@@ -52,7 +52,7 @@ from raypipe.watch.events import Event
 
 log = logging.getLogger("raypipe")
 MOST_NOTES = 1000  # of one webhook; those that were refused go first, then the oldest
-MOST_REFUSED = 3  # new events in a row: then it is the receiver
+MOST_REFUSED = 3  # new events in a row, refused or failed on: then it is the receiver
 MOST_RUNS = 10  # in which an event is refused; in one run as many are refused again
 FIRST_PAUSE_S = 0.5
 # Answers after which a second try may help: too early, too many, and the server's own trouble.
@@ -183,6 +183,7 @@ class Webhook:
         self._has_taken = False
         self._refused: set[str] = set()
         self._again = MOST_RUNS
+        self._failed = 0  # new events in a row that it has failed on
 
     def _signed_in(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         """With the address's own password, if it has one: requests would take one of ~/.netrc."""
@@ -265,13 +266,19 @@ class Webhook:
                 continue
             try:
                 self._has_taken |= self._deliver_one(note, until)
-                refused = 0
+                refused = self._failed = 0
             except (_Again, _Refused) as e:
                 of_event = isinstance(e, _Refused) and e.of_event
-                if of_event or (isinstance(e, _Again) and e.answered):
+                has_failed = isinstance(e, _Again) and e.answered
+                if of_event or has_failed:
                     self._put_behind(note, str(e))
                 else:
                     self._warn(str(e))
+                if has_failed and not was_refused:
+                    # Its time is over: what else waits goes with the next event.
+                    self._failed += 1
+                    self._is_dead = self._failed == MOST_REFUSED
+                    return
                 if was_refused and of_event:
                     self._again -= 1
                 elif was_refused:
@@ -325,11 +332,14 @@ class Webhook:
     def _send(self, id: str, body: bytes, until: float) -> None:
         """As many tries as the time allows. Raises _Again or _Refused if none was taken."""
         pause_s = FIRST_PAUSE_S
+        has_answered = False
         while True:
             try:
                 self._post_in_time(id, body, until)
                 return
             except _Again as e:
+                # The last try may have had no time for an answer.
+                e.answered = has_answered = has_answered or e.answered
                 wait_s = max(pause_s, e.after_s)
                 if time.monotonic() + wait_s >= until:
                     raise

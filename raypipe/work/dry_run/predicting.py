@@ -13,6 +13,7 @@ from raypipe.serve import batch, since
 from raypipe.serve.links import batches, links
 from raypipe.serve.workers import Reading
 from raypipe.tables import between
+from raypipe.tables import clean as cleaning
 from raypipe.tables.address import resolve
 from raypipe.tables.between import Rows
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
@@ -154,9 +155,12 @@ def drift(at: At) -> Planned:
         return Planned("drift", facts, parts, most=True)
     model = str(facts["model"])
     alpha = promise.level(at.job.run, at.job.watch, "the next images", model)
+    cautions = promise.too_little(at.job.watch, alpha)
     if alpha is None:
         alpha = at.job.drift.alpha
     facts["tests"] = f"against the reference of {model}, alpha {alpha:.3g}"
+    for note in cautions:
+        facts["caution"] = note
     return Planned("drift", facts, parts, most=True, missing="the drift tests")
 
 
@@ -187,6 +191,8 @@ def evaluate(at: At) -> Planned:
 def clean(at: At) -> Planned:
     table, version = ImageTable.open_pinned(at.job.table)
     images = sum(between.selected(table, version, at.job.table.where).counts)
+    # A version that was cleaned before is refused here, too.
+    cleaning.earlier(table, version, at.job.table, at.job.clean)
     facts: Facts = {"table": str(version), "images": images} | at.facts()
     facts["tag"] = at.job.clean.tag
     return Planned("clean", facts, missing="fastdup's time")

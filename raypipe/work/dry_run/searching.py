@@ -65,8 +65,12 @@ def _search(
     if space.by_clock:
         planned = planned[:beside]
         total = len(planned)
-    # Trials may draw how many epochs they train.
-    whole = sum(int(changes.get("train.epochs", job.train.epochs)) for changes in planned)
+    # Trials may draw how many epochs they train, or a solver that looks once at all images.
+    solvers = [changes.get("train.solver", job.train.solver) for changes in planned]
+    whole = 0
+    for changes, solver in zip(planned, solvers, strict=True):
+        epochs_of = int(changes.get("train.epochs", job.train.epochs))
+        whole += epochs_of if solver == "steps" else 1
     epochs = min(_epochs(cfg, space.most_epochs, total), whole)
 
     # Trials of one backbone and resolution take about the same.
@@ -114,6 +118,8 @@ def _search(
         many = f"{total}, each as long as there is time for"
     facts["trials"] = f"{many}, {beside} at a time, {cfg.searcher} and {cfg.scheduler}"
     facts |= _drawn(cfg, space, epochs, whole) | kept
+    if "steps" not in solvers:
+        facts["epochs"] = f"none: train.solver={', '.join(sorted(set(solvers)))}"
     if len(kinds) > MOST_KINDS:
         facts["measured"] = f"{MOST_KINDS} of {len(kinds)} kinds of images and backbones"
     auto = unfound(given, pinned, space.always)
