@@ -76,8 +76,8 @@ class Job(TrainSections):
     @model_validator(mode="after")
     def _an_image_for_each(self) -> Self:
         # Not a rule of the section, for the same reason.
-        stages = [self.training.stage(epoch)[0] for epoch in self.by_epoch]
-        for one in (self, *stages):
+        job = self.training
+        for one in (job, *(job.stage(epoch)[0] for epoch in self.by_epoch)):
             if why := one.train.too_few_images:
                 raise ValueError(why)
         return self
