@@ -68,8 +68,10 @@ class Pace:
         self._agreed = agreed
         self._steps_s: deque[float] = deque(maxlen=RECENT)
         self._has_stepped = False
-        # Of evaluations, as a multiple of a step at that time: a host slows down for both.
-        self._evaluation_steps: float | None = None
+        # Of evaluations, as a multiple of a step at that time: a host slows down for both. The
+        # longest but for the newest one, of which this is (seconds, those of a step before it).
+        self._longest = 0.0
+        self._newest: tuple[float, float] | None = None
 
     def next(self, most: int) -> float | None:
         """The schedule's progress in the middle of the next step; None: no step fits any more.
@@ -104,9 +106,8 @@ class Pace:
         self._in_epoch = 0
         took_s = self._lap()
         if self._steps_s:
-            steps = took_s / self._step_s()
-            # The longest so far: the last one has to fit.
-            self._evaluation_steps = max(steps, self._evaluation_steps or 0.0)
+            self._longest = self._evaluation_steps()
+            self._newest = took_s, self._step_s()
 
     def is_over(self) -> bool:
         """Does no further epoch begin? It would need a step and an evaluation."""
@@ -131,14 +132,22 @@ class Pace:
         newest = min(list(recent)[-2:]) if len(recent) > 1 else 0.0
         return max(fmean(recent), newest, 1e-9)
 
+    def _evaluation_steps(self) -> float:
+        """How many steps an evaluation takes: the longest so far, because the last one has to fit."""
+        if self._newest is None:
+            return self._longest
+        seconds, step_s = self._newest
+        # Where the host slowed down in it, the steps since say so: it would count as twice as long.
+        return max(self._longest, seconds / max(step_s, self._step_s()))
+
     def _fitting(self) -> int | None:
         """How many steps fit into the time that is left; None: no step was measured yet."""
         left_s = self._ends - self._clock()
         if not self._steps_s:
             return 0 if self._has_stepped and left_s <= 0 else None
         step_s = self._step_s()
-        evaluation_steps = self._evaluation_steps
-        if evaluation_steps is None:
+        evaluation_steps = self._evaluation_steps()
+        if self._newest is None:
             evaluation_steps = EVALUATION * self._epoch_steps
         evaluation_s = evaluation_steps * step_s
         # Whole epochs, the first one from where it is; each ends with an evaluation.

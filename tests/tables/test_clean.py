@@ -221,6 +221,7 @@ def test_a_version_that_was_cleaned_is_refused_before_it_is_judged(
     assert clean(source.model_copy(update={"version": None}), CleanConfig()).dropped == 0
 
 
+@pytest.mark.usefixtures("heard")
 def test_a_version_with_nothing_to_drop_may_have_got_rows_since(
     tmp_path: Path, textured: Draw, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -45,7 +45,7 @@ def test_images_that_cannot_be_read_are_counted_on_the_card() -> None:
 
 def test_a_member_that_a_refit_left_as_it_was_is_said_to_know_less() -> None:
     """A card said that all members had learned from the images of train+val."""
-    model = ModelConfig(name="small_cnn", side_px=32)
+    model = ModelConfig(name="small_cnn", mode="finetune", pretrained=False, side_px=32)
     members = [Member(model, 3.0, name="head"), Member(model, 1.0, name="tuned")]
     job: Any = SimpleNamespace(model=model)
     facts = dict(_architecture(job, members, stay=["tuned"]))

@@ -274,15 +274,15 @@ def test_a_new_photograph_under_a_known_id_is_not_learned(
     nights: Nights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its label was never compared, and the check said that the champion had learned from it."""
-    nights.come(200, 260)
+    nights.come(1000, 1060)
     version = ImageTable.open_pinned(TableConfig(uri=str(nights.table)))[1]
-    others = pa.chunked_array([[_sha256(image_of(n)) for n in range(400, 460)]])
-    ids = [f"i{n}" for n in range(200, 260)]
+    others = pa.chunked_array([[_sha256(image_of(n)) for n in range(1100, 1160)]])
+    ids = [f"i{n}" for n in range(1000, 1060)]
     known_N2 = learned.identities(version.table_id, ids, others)
     monkeypatch.setattr(learned, "by", lambda package: known_N2)
     assert not any("has learned from" in note for note in nights.check().report.notes)
-    nights.labels_come(200, 260, mostly_right)
-    nights.come(260, 300)
+    nights.labels_come(1000, 1060, mostly_right)
+    nights.come(1060, 1100)
     assert nights.check().report.feedback.labelled == 60
     assert {row["left_out"] for row in nights.kept()} == {None}
 

@@ -131,8 +131,9 @@ def _no_room(
     wanted: str, have: str, cfg: SearchConfig, all_at_once: bool, fitting: int
 ) -> ClusterError:
     if all_at_once:
-        who = "A population" if cfg.populated else f"search.scheduler={cfg.scheduler}"
-        rule = f"{who} trains all its trials at once"
+        rule = "A population is trained all at once"
+        if not cfg.populated:
+            rule = f"search.scheduler={cfg.scheduler} starts its trials all at once"
         setting = "search.samples"
     else:
         rule = "Every trial that is started needs its workers"
