@@ -133,7 +133,7 @@ class Pace:
         return max(fmean(recent), newest, 1e-9)
 
     def _evaluation_steps(self) -> float:
-        """How many steps an evaluation takes: the longest so far, because the last one has to fit."""
+        """How many steps an evaluation takes: the longest so far, as the last one has to fit."""
         if self._newest is None:
             return self._longest
         seconds, step_s = self._newest
