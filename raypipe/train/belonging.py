@@ -13,6 +13,11 @@ from raypipe.feed.rows import Rows
 from raypipe.registry.tracking import RegistryConfig
 
 
+def name_of(value: object) -> str:
+    """The name of a domain or a group as a package keeps it: blank for a null and for NaN."""
+    return "" if value is None or value != value else str(value)
+
+
 def names(
     cfg: RegistryConfig, pinned: Pinned, rows: Rows, samples_N: np.ndarray
 ) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
@@ -31,8 +36,7 @@ def names(
 
     def texts(column: str) -> tuple[str, ...]:
         # Dates, numbers and truth values are names, too.
-        raw = read[column].to_pylist()
-        values = ["" if value is None or value != value else str(value) for value in raw]
+        values = [name_of(value) for value in read[column].to_pylist()]
         return tuple(values[sample] for sample in samples_N.tolist())
 
     return texts(domain) if domain else (), texts(cfg.group) if cfg.group else None

@@ -68,8 +68,8 @@ class Pace:
         self._agreed = agreed
         self._steps_s: deque[float] = deque(maxlen=RECENT)
         self._has_stepped = False
-        # Of evaluations, as a multiple of a step at that time: a host slows down for both. The
-        # longest but for the newest one, of which this is (seconds, those of a step before it).
+        # The longest evaluation but the newest, in steps: a host slows down for both. Of the
+        # newest: its seconds, and those of a step before it.
         self._longest = 0.0
         self._newest: tuple[float, float] | None = None
 

@@ -16,6 +16,7 @@ from raypipe.errors import DataError
 from raypipe.registry.package import Package, Reference
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, TableConfig
+from raypipe.train import belonging
 from raypipe.watch.predicted import Batch
 
 
@@ -28,8 +29,7 @@ def groups(
     if values is None:
         return None
     ids, groups = (one.to_pylist() for one in values)
-    # As a package keeps them (belonging.py): blank for a null and for NaN.
-    names = ["" if group is None or group != group else str(group) for group in groups]
+    names = [belonging.name_of(group) for group in groups]
     return [name or "" for name in _of_images(source, mine, ids, names)]
 
 

@@ -34,7 +34,7 @@ from raypipe.tables import scan
 from raypipe.tables.address import resolve
 from raypipe.tables.commits import newest, require_columns_of, rows_named, rows_once
 from raypipe.tables.table import ImageTable, TableConfig
-from raypipe.train import learned
+from raypipe.train import belonging, learned
 from raypipe.watch import feedback
 from raypipe.watch.chosen import Seen
 from raypipe.watch.error_tests import LEAST
@@ -413,9 +413,8 @@ def _labels(
                 unread[label.why] = unread.get(label.why, 0) + 1
             if label.text is None:
                 continue
-            of_group = "" if group is None else _text(row[group])
-            # As a package keeps them (belonging.py): blank for a null and for NaN.
-            of_domain = None if domain is None else _text(row[domain])
+            of_group = "" if group is None else belonging.name_of(row[group])
+            of_domain = None if domain is None else belonging.name_of(row[domain])
             found.setdefault(this, _Label(label.text, of_group, of_domain))
             if of_content.setdefault(this[1], label.text) != label.text:
                 several.add(this[1])
@@ -434,10 +433,6 @@ def _place(run: RunConfig, watch: WatchConfig, name: str, schema: pa.Schema) -> 
     if base is not None:
         require_columns_of(schema, base, place, "drift check")
     return place
-
-
-def _text(value: object) -> str:
-    return "" if value is None or value != value else str(value)
 
 
 def _judged(

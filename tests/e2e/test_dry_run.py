@@ -226,7 +226,7 @@ def test_tune_says_how_many_epochs_its_scheduler_leaves(cli: Cli, config: Path) 
 
 
 def test_trials_that_are_fitted_at_once_have_no_epochs(cli: Cli, config: Path) -> None:
-    """Four trials of a solver were planned as eighty epochs."""
+    """Trials of a solver were planned with all epochs of their job."""
     given = ["model.mode=frozen", "model.side_px=32", "train.solver=closed", "search.samples=4"]
     given += ["train.epochs=1000", "search.space={model.head: 'choice(linear, kernel)'}"]
     code, out, err = cli("tune", config, *given, "--dry-run", "--json")

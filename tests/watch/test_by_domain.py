@@ -19,7 +19,8 @@ from raypipe.errors import ConfigError, DataError
 from raypipe.registry.package import Reference
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
-from raypipe.watch import by_image, evidence_row, examination, feedback_rows
+from raypipe.train import belonging
+from raypipe.watch import by_image, evidence_row, examination
 from raypipe.watch.detect import DriftConfig, DriftReport, detect
 from raypipe.watch.predicted import Batch
 from raypipe.watch.settings import WatchConfig
@@ -152,7 +153,7 @@ def test_the_groups_of_a_batch_are_read_from_its_table(tmp_path: Path) -> None:
     assert groups({"group": "module"}) == ["8", "7", "", ""]
     # NaN was a name: all images without a group were one large group.
     assert groups({"group": "part"}) == ["", "1.0", "", ""]
-    assert [feedback_rows._text(one) for one in (None, float("nan"), 1.0)] == ["", "", "1.0"]
+    assert [belonging.name_of(one) for one in (None, float("nan"), 1.0)] == ["", "", "1.0"]
     # Images of one id, and images without any, are told apart by their bytes.
     both = ["a", "a", None, None, "b"]
     again = {"image_id": both, "image": [b"1", b"2", b"3", b"4", b"5"], "module": [1, 2, 3, 4, 5]}
