@@ -1,12 +1,15 @@
-"""What a task on the cluster returned, or raised."""
+"""What a task on the cluster returned, or raised, and the end of tasks that nobody waits for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from raypipe.errors import RaypipeError
+
+ASKED_EVERY_S = 0.5
 
 
 def result(reference: Any) -> Any:
@@ -29,3 +32,25 @@ def own_errors() -> Iterator[None]:
         if isinstance(e.cause, RaypipeError):
             raise e.cause from None
         raise
+
+
+def cancel(references: Iterable[Any], within_s: float = 3.0) -> None:
+    """End tasks whose results nobody wants: what follows would wait for their CPUs.
+
+    A worker that is just starting misses the call, so it is repeated until all tasks have ended or
+    `within_s` is over. Never raises: a cluster that is gone runs no tasks.
+    """
+    import ray
+
+    left = list(references)
+    ends = time.monotonic() + within_s
+    with suppress(Exception):
+        # Without Ray nothing runs, and to ask it would start it again.
+        while left and ray.is_initialized():
+            for reference in left:
+                ray.cancel(reference, force=False)
+            _, left = ray.wait(
+                left, num_returns=len(left), timeout=ASKED_EVERY_S, fetch_local=False
+            )
+            if time.monotonic() > ends:
+                return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import ray
 import torch
 
+from raypipe.cluster.tasks import cancel
 from raypipe.errors import DataError, without_secrets
 from raypipe.feed.decoding import try_decode
 from raypipe.feed.encoded import Broken, encoded
@@ -88,11 +88,7 @@ def run_tasks(function: Any, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
         while started:
             yield _next(started)
     finally:
-        # A budget is over, or a task has failed: the others would keep the CPUs from what follows.
-        # Without Ray nothing runs, and to ask it would start it again.
-        with suppress(Exception):
-            for reference in started if ray.is_initialized() else ():
-                ray.cancel(reference, force=False)
+        cancel(started)  # a budget is over, or a task has failed
 
 
 def _next(started: deque[Any]) -> Any:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import ray
 
 from raypipe.cluster.resources import resources_by_node, room_for
-from raypipe.cluster.tasks import result
+from raypipe.cluster.tasks import cancel, result
 from raypipe.errors import ClusterError, without_secrets
 from raypipe.serve.pieces import Piece
 from raypipe.serve.predicted_rows import predicted
@@ -84,10 +84,9 @@ def stream(
             at_once = _pieces(seconds / len(done), len(waiting) / (2 * pool.workers))
             yield done, rows, seconds
     finally:
-        # The consumer stops early, or a task has failed: the others are of no use.
-        for _, reference in started:
-            ray.cancel(reference, force=False)
+        # The consumer stops early, or a task has failed. Actors end at once.
         pool.close()
+        cancel(reference for _, reference in started)
 
 
 def _next(waiting: deque[Piece], most: int, skip: Callable[[int], bool]) -> tuple[Piece, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from raypipe.cluster.tasks import result
+from raypipe.cluster.tasks import cancel, result
 from raypipe.errors import without_secrets
 from raypipe.tables.commits import Moved
 from raypipe.tables.prepare.parts import Coding, Part, make
@@ -52,6 +52,4 @@ def stream(parts: list[Part], coding: Coding, workers: int | None) -> Iterator[t
             ready, started = ray.wait(started, num_returns=1)
             yield result(ready[0]), True
     finally:
-        # The consumer stops early, or a task has failed: the others are of no use.
-        for reference in started:
-            ray.cancel(reference, force=False)
+        cancel(started)  # the consumer stops early, or a task has failed
