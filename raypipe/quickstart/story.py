@@ -29,7 +29,7 @@ from raypipe.cluster import sidecar
 from raypipe.cluster.connect import connect
 from raypipe.cluster.sidecars import build, pins
 from raypipe.config import replace, to_json
-from raypipe.errors import RaypipeError
+from raypipe.errors import ConfigError, RaypipeError
 from raypipe.job import Job
 from raypipe.quickstart import folder, page
 from raypipe.registry import promote
@@ -85,6 +85,7 @@ def _told(job: Job, console: Console) -> dict[str, Any]:
         sidecar.ensure(name)
     with _step(story, console, "Ingest mono cells") as done:
         mono = _ingest(console, job, cells, name="mono", kind="mono", share=(0.0, NIGHT_SHARE))
+        _require_own(cells, mono)
         raw = ImageTable.open(cells).tag("mono-raw", _version_of(cells, "mono", "mono-raw"))
         done(f"{_count(cells, raw)} images, every one decoded, in {_short(raw)}")
     # Ingest above runs in this process; from here on there is a cluster.
@@ -233,6 +234,21 @@ def _ingest(
     cfg = replace(job.ingest, {"from": source, "name": name, "share": share, "seed": seed})
     with console.progress(f"Ingesting {name}") as tick:
         return ingest(table, cfg, tick)
+
+
+def _require_own(table: TableConfig, mono: IngestResult) -> None:
+    """Raise ConfigError if a story that begins finds more than its own images in the table: the
+    first night's would be known already."""
+    opened = ImageTable.open(table)
+    own = mono.accepted + mono.present
+    if "mono-raw" in opened.tags() or (count := _count(table, opened.pin())) <= own:
+        return
+    raise ConfigError(
+        "The table has images that no quickstart has put there",
+        got=f"{count} images in {table.uri}, {own} of them of the first day",
+        rule="A quickstart begins with a table of its own: it keeps images back for its nights",
+        fix="Set table.uri and run.dir to new folders",
+    )
 
 
 def _version_of(table: TableConfig, name: str, tag: str) -> int:

@@ -149,9 +149,13 @@ def never(job: TrainJob, cfg: SearchConfig, pinned: Pinned) -> str:
 
 
 def _refitted(job: TrainJob, changes: dict[str, Any], without: str) -> TrainJob:
-    """`replaced`, whose error names one more way out."""
+    """`replaced`, whose error names one more way out. Raises ConfigError, too, if not each worker
+    would have an image of a batch, and in the job each has."""
     try:
-        return replaced(job, changes)
+        new = replaced(job, changes)
+        if why := new.train.newly_too_few(job.train):
+            raise ConfigError("The refit would have too few images", rule=why)
+        return new
     except ConfigError as e:
         fix = f"{e.fix}, or {without}" if e.fix else f"Or set {without}"
         raise ConfigError(e.what, got=e.got, rule=e.rule, fix=fix) from None
@@ -187,7 +191,7 @@ def job_of(job: TrainJob, wanted: dict[str, Any], result: SearchResult) -> Train
     elif reshapes:
         # Weights that the search itself started from do not fit either.
         changes = {"train.start_from": None} | changes
-    return replaced(result.job, _last_values(result, changes) | changes)
+    return _refitted(result.job, _last_values(result, changes) | changes, "search.refit=null")
 
 
 def _last_values(result: SearchResult, changes: dict[str, Any]) -> dict[str, Any]:

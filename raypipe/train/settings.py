@@ -139,6 +139,11 @@ class TrainConfig(ParallelConfig):
             "Raise train.batch_size, or set train.sync_bn=false"
         )
 
+    def newly_too_few(self, before: TrainConfig) -> str:
+        """`too_few_images`, unless `before` had too few already, as a champion of an older
+        raypipe may have: it may go on with that."""
+        return "" if before.too_few_images else self.too_few_images
+
     @property
     def elastic(self) -> bool:
         """May the number of workers change?"""

@@ -7,7 +7,9 @@ they run.
 
 from __future__ import annotations
 
+import _thread
 import logging
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,6 +61,17 @@ def watched(
     finally:
         ended.set()
         notice.join(timeout=10)
+
+
+def workers_lost(started: threading.Event, leave: Path) -> None:
+    """The workers run no more, and Ray Train may wait for others. May be called in any thread.
+
+    A SIGTERM that came while they ran has asked them alone to leave: it ends the wait, too.
+    """
+    started.clear()
+    if leave.exists():
+        # Unlike a signal from the system it does nothing where nobody handles it any more.
+        _thread.interrupt_main(signal.SIGTERM)
 
 
 def _tell(

@@ -160,7 +160,7 @@ def run_group(
     )
     started = threading.Event()
     with (
-        _relayed(queue, callbacks, started),
+        _relayed(queue, callbacks, started, leave[0]),
         ray_private.plain_interrupts(),
         starting.watched(started, leave[0], workers, share.worker),
     ):
@@ -189,10 +189,12 @@ def _queue_beside_driver(maxsize: int) -> Queue:
 
 
 @contextmanager
-def _relayed(queue: Queue, callbacks: Callbacks, started: threading.Event) -> Iterator[None]:
+def _relayed(
+    queue: Queue, callbacks: Callbacks, started: threading.Event, leave: Path
+) -> Iterator[None]:
     """While the block runs, a thread passes each message from the queue to its callback.
 
-    started: set while the workers run.
+    started: set while the workers run. leave: the file that asks them to leave.
     """
 
     def relay() -> None:
@@ -203,7 +205,7 @@ def _relayed(queue: Queue, callbacks: Callbacks, started: threading.Event) -> It
                 started.set()
                 callbacks.started()
             elif isinstance(message, Lost):
-                started.clear()
+                starting.workers_lost(started, leave)
             elif isinstance(message, EpochEnded):
                 callbacks.epoch(message.metrics, message.state)
             elif callbacks.position is not None:

@@ -45,7 +45,8 @@ def challenger(
     be judged. Where the job names no resolution, the champion's stays. `train.start_from` is left
     out: it may be gone, and know fewer classes. Where it is trained is the job's to say.
 
-    refit: search.refit of the job.
+    refit: search.refit of the job. Raises ConfigError if a batch had fewer images than workers,
+    and train.sync_bn is set.
     """
     changes: dict[str, Any] = {
         "table": job.table.model_dump() | {"version": version},
@@ -72,7 +73,16 @@ def challenger(
         if changes.get("model.side_px", "") is None:
             # null is the backbone's own resolution, which may be larger than the champion's.
             del changes["model.side_px"]
-    return replace(champions, changes | _sampling(job, watch, champions, sources))
+    found = replace(champions, changes | _sampling(job, watch, champions, sources))
+    if found.train.newly_too_few(champions.train):
+        size = found.train.batch_size
+        raise ConfigError(
+            "A batch of the challenger would have fewer images than workers",
+            got=f"watch.retrain_workers={watch.retrain_workers}",
+            rule=f"The champion has train.sync_bn=true and train.batch_size={size}",
+            fix=f"Set watch.retrain_workers={size}, or fewer",
+        )
+    return found
 
 
 def _sampling(

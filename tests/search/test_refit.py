@@ -345,6 +345,19 @@ def test_a_refit_changes_no_table_no_folder_and_no_judge(name: str, value: str) 
     check(validate(Job, {**job, "search": {"refit": same}}))
 
 
+def test_a_refit_has_no_more_workers_than_images_of_a_batch() -> None:
+    """Norms over all workers counted an image twice, without a word."""
+    train = {"sync_bn": True, "batch_size": 4}
+    for workers in (4, 8):
+        search = {"refit": {"train.workers": workers}}
+        job = validate(Job, {"table": {"uri": "unused"}, "train": train, "search": search})
+        if workers == 4:
+            check(job)
+        else:
+            with pytest.raises(ConfigError, match="batch_size=4 not each of 8 workers.*refit=null"):
+                check(job)
+
+
 def test_a_refit_is_of_the_version_that_was_searched_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it repeats the job's, which may be none, it would be of the newest one."""
     monkeypatch.setattr(refit, "_require_usable", lambda result: None)

@@ -63,7 +63,7 @@ def _within(seconds: float, holds: Callable[[], bool]) -> bool:
     return holds()
 
 
-def test_a_group_whose_workers_failed_has_not_started() -> None:
+def test_a_group_whose_workers_failed_has_not_started(tmp_path: Path) -> None:
     """What rank 0 had said once held for ever: no later wait was told, or ended by SIGTERM."""
     queue = worker_group._queue_beside_driver(1)
     started, free, epochs = threading.Event(), threading.Event(), list[int]()
@@ -78,7 +78,8 @@ def test_a_group_whose_workers_failed_has_not_started() -> None:
     def put(message: object) -> None:
         queue.put(pickle.dumps(message))
 
-    with worker_group._relayed(queue, worker_group.Callbacks(none, epoch), started):
+    callbacks = worker_group.Callbacks(none, epoch)
+    with worker_group._relayed(queue, callbacks, started, tmp_path / "leave"):
         put(worker_group.Started())
         assert _within(30, started.is_set)
         # The consumer waits, and the queue is full: Ray Train must not wait for either.
@@ -119,3 +120,30 @@ def test_every_wait_is_told_and_ended_by_sigterm(
         assert _within(30, lambda: words in caplog.text) and len(looks) >= 2
         signal.raise_signal(signal.SIGTERM)
         pytest.fail("the wait goes on")
+
+
+def test_a_sigterm_that_workers_took_with_them_ends_the_wait_for_the_next(tmp_path: Path) -> None:
+    """A node that is shut down signals all its processes: the driver's word reached nobody."""
+    started, leave = threading.Event(), tmp_path / "leave"
+    started.set()
+    lost = threading.Timer(0.2, starting.workers_lost, (started, leave))
+    with (
+        pytest.raises(starting.StoppedBeforeStart),
+        starting.watched(started, leave, 2, {"CPU": 1.0}),
+    ):
+        signal.raise_signal(signal.SIGTERM)
+        assert leave.exists()
+        lost.start()
+        time.sleep(30)
+        pytest.fail("the wait goes on")
+
+
+def test_lost_workers_end_nothing_that_nobody_asked_to_stop(tmp_path: Path) -> None:
+    started, leave = threading.Event(), tmp_path / "leave"
+    started.set()
+    with starting.watched(started, leave, 2, {"CPU": 1.0}):
+        starting.workers_lost(started, leave)
+    # The group is over, and whose SIGTERM ends the process is not this module's to say.
+    leave.touch()
+    starting.workers_lost(started, leave)
+    assert not started.is_set()

@@ -69,6 +69,17 @@ def test_the_first_trial_has_the_champions_settings_and_the_others_lie_near_them
     assert challenger(job(), changed(train__anneal_s=98.7), 9, ["old"]).train.anneal_s is None
 
 
+def test_a_challenger_has_no_more_workers_than_images_of_a_batch() -> None:
+    """Norms over all workers counted an image twice, without a word."""
+    champion = changed(train__sync_bn=True, train__batch_size=4)
+    challenger(job(watch={"retrain_workers": 4}), champion, 9, ["old"])
+    with pytest.raises(ConfigError, match=r"retrain_workers=8.*batch_size=4.*workers=4, or fewer"):
+        challenger(job(watch={"retrain_workers": 8}), champion, 9, ["old"])
+    # A champion of before that has too few goes on with that.
+    worse = replace(champion, {"train.workers": 6})
+    assert challenger(job(watch={"retrain_workers": 8}), worse, 9, ["old"]).train.workers == 8
+
+
 def test_a_champion_that_was_trained_on_validation_rows_is_judged_on_them_no_more() -> None:
     """A refit changes more than the data: what it changed is the job's again, for a trial must be
     judged and afforded.

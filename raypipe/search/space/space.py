@@ -178,9 +178,8 @@ class Space:
             job = replace(self.job, changes)
         except ConfigError as e:
             return e
-        # A job that has too few, as a champion of before, may go on with that.
-        if job.train.too_few_images and not self.job.train.too_few_images:
-            return ConfigError("A trial would have too few images", rule=job.train.too_few_images)
+        if why := job.train.newly_too_few(self.job.train):
+            return ConfigError("A trial would have too few images", rule=why)
         if self.barred is None:
             return None
         why = self.barred.get(job.model.shape, "Its model was not measured before the search")
