@@ -259,8 +259,8 @@ def predict(
 
 _verb(
     "retrain",
-    "Check for drift. If there is drift and there are labels, train a challenger, compare it with "
-    "the champion, and promote it if it is better.",
+    "Check for drift. If there is drift (or what watch.policy counts) and there are labels, train "
+    "a challenger, compare it with the champion, and promote it if it is better.",
     "watch.batch.uri=tables/night",
 )
 

@@ -8,8 +8,8 @@ from pydantic import BaseModel
 
 DESCRIPTION = """Predictions of one image model, the champion of its registry.
 
-Every response has the headers X-Request-Id and X-Model-Version. With a token, each request needs
-`Authorization: Bearer TOKEN`."""
+Every response has the headers X-Request-Id and X-Model-Version. With a token, requests need
+`Authorization: Bearer TOKEN`, except for health, readiness and this page."""
 
 
 class Part(BaseModel):
