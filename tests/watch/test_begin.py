@@ -486,6 +486,14 @@ def test_rows_without_an_id_are_known_by_their_image_alone(tmp_path: Path) -> No
     judged = pa.table({"id": ["i6", "", "i8", ""], "stored_sha256": columns["sha256"][6:]})
     is_known = judging._known_without_id(judged, [champion], pinned).to_pylist()
     assert is_known == [False, False, False, True], "one that was learned from is all, by its id"
+    # In a prepared copy the bytes are others: those of the source are known.
+    version = dataclasses.replace(pinned.version, origin="/source@v0", origin_id="source")
+    copy = dataclasses.replace(pinned, version=version)
+    smaller = pa.array([sha(f"{n}, smaller") for n in range(4)])
+    stored = {"stored_sha256": smaller, "original_sha256": judged["stored_sha256"]}
+    judged = pa.table({"id": judged["id"], **stored})
+    is_known = judging._known_without_id(judged, [champion], copy).to_pylist()
+    assert is_known == [False, False, False, True]
     # A package of an older raypipe has the hash of None among its ids.
     hashed = hashlib.blake2b(repr((pinned.version.table_id, None)).encode(), digest_size=8)
     older_N2 = np.array([[int.from_bytes(hashed.digest(), "little"), 1]], np.uint64)
