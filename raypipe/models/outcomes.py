@@ -72,10 +72,10 @@ class Outcomes:
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 error_N, sure_N = arrays["error"], arrays["sure"]
-                domains = tuple(arrays["domains"].tolist())
-                groups = tuple(arrays["groups"].tolist()) if "groups" in arrays else None
+                domains = without_nan(arrays["domains"].tolist())
+                groups = without_nan(arrays["groups"].tolist()) if "groups" in arrays else None
                 split, chose = str(arrays["split"]), bool(arrays["chose"])
-        except (ValueError, KeyError, EOFError, OSError, BadZipFile) as e:
+        except (ValueError, TypeError, KeyError, EOFError, OSError, BadZipFile) as e:
             raise DataError(f"The outcomes of {where} cannot be read: {e}", fix=_FIX) from None
         lengths = {len(error_N), len(sure_N), *([len(domains)] if domains else [])}
         lengths |= {len(groups)} if groups is not None else set()
@@ -88,6 +88,27 @@ class Outcomes:
                 fix=_FIX,
             )
         return cls(error_N, sure_N, domains, groups, split, chose)
+
+
+def without_nan(names: Sequence[str]) -> tuple[str, ...]:
+    """The names of domains or groups that a package keeps; blank for "nan" of a column of floats.
+
+    There an older raypipe kept the text of NaN: all images without a group were one large group. A
+    package does not say of which type the column was. It was of floats if each of the other names
+    is the text of one; a "nan" among other texts is a name like them.
+    """
+    others = set(names) - {"", "nan"}
+    if not all(_is_float(name) for name in others):
+        return tuple(names)
+    return tuple("" if name == "nan" else name for name in names)
+
+
+def _is_float(name: str) -> bool:
+    """Not 1: whole numbers have no NaN."""
+    try:
+        return str(float(name)) == name
+    except ValueError:
+        return False
 
 
 def sure(task: Task, scores_NC: np.ndarray) -> np.ndarray:

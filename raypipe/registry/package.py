@@ -42,7 +42,7 @@ from raypipe.images.measure import SEEN
 from raypipe.models import own_code
 from raypipe.models.ensemble import EnsembleModel, Member
 from raypipe.models.finite import require_rows, require_weights
-from raypipe.models.outcomes import Outcomes
+from raypipe.models.outcomes import Outcomes, without_nan
 from raypipe.models.predictor import Predictor
 from raypipe.models.severity import Calibration
 from raypipe.models.tasks import Task
@@ -216,7 +216,7 @@ class Package:
             known = "looks" in arrays and tuple(arrays["looks_columns"].tolist()) == SEEN
             looks_NK = arrays["looks"] if known else None
             names = {
-                name: tuple(arrays[name].tolist())
+                name: without_nan(arrays[name].tolist())
                 for name in ("domains", "groups")
                 if name in arrays
             }

@@ -20,6 +20,7 @@ from raypipe.registry.package import NOT_FINITE, Package, Predictions
 from raypipe.serve.predicted_rows import attempted
 from raypipe.serve.shared_package import share
 from raypipe.tables import label_column, scan
+from raypipe.tables.prepared import ORIGINAL
 from raypipe.tables.table import ImageTable, TableVersion
 
 BROKEN = "broken"  # why an image does not decode; "" where it does
@@ -36,11 +37,11 @@ def judge(
     """One row per labelled image, sorted by id; only an empty column id where there is none.
 
     Columns: id; group (the image's source, or "all"); sha256 of its bytes; stored_sha256, as the
-    table has it, if it has; belongs (the text of the table's column `belonging`, blank for a null
-    or without such a column); and for each model model_0, model_1, … whether it is right. With
-    several tags, all of them must be. For models that predict numbers it is the absolute error.
-    Where a model's answer is not finite it is wrong, by NaN. Images that do not decode are left
-    out; `say` is told how many.
+    table has it, if it has; of a prepared table original_sha256, of the source's bytes; belongs
+    (the text of the table's column `belonging`, blank for a null or without such a column); and for
+    each model model_0, model_1, … whether it is right. With several tags, all of them must be. For
+    models that predict numbers it is the absolute error. Where a model's answer is not finite it is
+    wrong, by NaN. Images that do not decode are left out; `say` is told how many.
     """
     task = packages[0].task
     columns = table.columns
@@ -51,8 +52,11 @@ def judge(
         wanted.append(columns.source)
     if belonging is not None:
         wanted.append(belonging)
-    if SHA256 in names:
-        wanted.append(SHA256)
+    stored = {"stored_sha256": SHA256}
+    # Another table's column of this name may hold anything.
+    if version.origin_id:
+        stored[ORIGINAL] = ORIGINAL
+    wanted += [column for column in stored.values() if column in names]
     wanted = list(dict.fromkeys(wanted))
     shared = [share(package) for package in packages]
 
@@ -70,10 +74,11 @@ def judge(
         # Of the bytes that are judged: a column of hashes may be missing, or of other bytes.
         hashes = [hashlib.sha256(image or b"").hexdigest() for image in images]
         judged["sha256"] = np.array(hashes, np.str_)
-        stored = [""] * len(labels)
-        if SHA256 in names:
-            stored = [digest.tobytes().hex() for digest in parsed(batch[SHA256])]
-        judged["stored_sha256"] = np.array(stored, np.str_)
+        for name, column in stored.items():
+            digests = [""] * len(labels)
+            if column in names:
+                digests = [digest.tobytes().hex() for digest in parsed(batch[column])]
+            judged[name] = np.array(digests, np.str_)
         belongs = [""] * len(labels)
         if belonging is not None:
             belongs = [_named(value) for value in batch[belonging].to_pylist()]

@@ -7,7 +7,7 @@ ancestor. With both, nobody has to read an old version of a table, which may be 
 Two models are compared on rows that neither has learned from. A row can become a test row later: a
 new split, another `where`, the same image in another table. A test row counts as learned if its
 table and id are known, or the sha256 of its image (`is_among`); elsewhere its image decides, if
-that is known (`is_old`).
+that is known (`is_old`). Whether validation can choose is asked of both (`decides`).
 
 A row takes 16 bytes: the first 8 of a hash of table and id, which are 0 where it has no id, and the
 first 8 of the image's sha256, which are 0 where the table has no column sha256. Two of a million
@@ -169,11 +169,49 @@ def is_old(rows_NK: np.ndarray, known_M2: np.ndarray) -> np.ndarray:
 
 
 def decides(pinned: Pinned, split: str, known_M2: np.ndarray) -> bool:
-    """Do so many rows of the split belong to the known ones that its metrics say little?"""
+    """Do so many rows of the split belong to the known ones that its metrics say little?
+
+    A row with a known id and another image is a known one, too, if the table has lost the known
+    image: its images were encoded anew, and their bytes say nothing. Beside a new photograph of a
+    known product the known one is still there.
+    """
     if not len(known_M2):
         return False
-    rows_N2 = rows_of(pinned, pinned.version, pinned.rows_of(split))[1]
-    return len(rows_N2) > 0 and bool(is_old(rows_N2, known_M2).mean() > FEW)
+    rows_NK = rows_of(pinned, pinned.version, pinned.rows_of(split))[1]
+    if not len(rows_NK):
+        return False
+    is_known_N = is_old(rows_NK, known_M2)
+    # The hashes of the whole table are read only where they decide.
+    if is_known_N.mean() <= FEW < is_among(rows_NK, known_M2).mean():
+        is_known_N |= _has_lost_its_image(rows_NK, known_M2, _images_of(pinned))
+    return bool(is_known_N.mean() > FEW)
+
+
+def _has_lost_its_image(
+    rows_NK: np.ndarray, known_M2: np.ndarray, images_L: np.ndarray
+) -> np.ndarray:
+    """bool (N,): the row's id is known, and no image that is known under it is in the table.
+
+    images_L: of all rows of the table.
+    """
+    ids_NJ = rows_NK[:, ::2]  # J is 1, or 2 of a prepared table
+    is_here_M = np.isin(known_M2[:, 1], images_L)
+    is_known_NJ = np.isin(ids_NJ, known_M2[:, 0]) & (ids_NJ != 0)
+    is_here_NJ = np.isin(ids_NJ, known_M2[is_here_M, 0]) & (ids_NJ != 0)
+    has_lost_N: np.ndarray = is_known_NJ.any(axis=1) & ~is_here_NJ.any(axis=1)
+    return has_lost_N
+
+
+def _images_of(pinned: Pinned) -> np.ndarray:
+    """The image of each row of the pinned version, as in identities; of a prepared table the
+    source's, too. Rows without a label and those of other splits are among them."""
+    table, version = pinned.table.without_sample(), pinned.version
+    has = {field.name for field in table.at(version).schema().fields}
+    names = hashes_of(version, has)
+    parts = [np.empty(0, np.uint64)]
+    for part in scan.each(table, version, names):
+        parts += [_first_8(part[name]) for name in names]
+    return np.concatenate(parts)
 
 
 def identities(
@@ -190,8 +228,14 @@ def identities(
     rows_N2 = np.zeros((len(digests), 2), np.uint64)
     rows_N2[:, 0] = np.frombuffer(b"".join(digests), "<u8")
     if hashes is not None:
-        rows_N2[:, 1] = np.ascontiguousarray(parsed(hashes)[:, :8]).view("<u8")[:, 0]
+        rows_N2[:, 1] = _first_8(hashes)
     return rows_N2
+
+
+def _first_8(hashes: pa.ChunkedArray) -> np.ndarray:
+    """uint64 (N,): the first 8 bytes of each sha256; 0 where a value is none."""
+    images_N: np.ndarray = np.ascontiguousarray(parsed(hashes)[:, :8]).view("<u8")[:, 0]
+    return images_N
 
 
 def _sorted(rows_NK: np.ndarray) -> np.ndarray:

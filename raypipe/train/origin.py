@@ -76,6 +76,7 @@ class Start:
             "weights": words,
             "version": str(self.version) if self.version else "",
             "seal": self.version.seal if self.version else "",
+            # Identities, and not rows: of a row of a prepared table there are two (learned.py).
             "inherited": len(self.inherited_N2),
             "replay": dict(self.replay),
         }

@@ -1,9 +1,10 @@
-"""What the batch's table says of each image of the batch: its group, when it came, its path."""
+"""What the batch's table says of each image of the batch: its group, when it came, its path, and
+whether the champion has learned from it."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -13,10 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raypipe.errors import DataError
+from raypipe.feed.stored import parsed
 from raypipe.registry.package import Package, Reference
 from raypipe.tables import scan
-from raypipe.tables.table import ImageTable, TableConfig
-from raypipe.train import belonging
+from raypipe.tables.prepared import ORIGINAL
+from raypipe.tables.table import ImageTable, TableConfig, TableVersion
+from raypipe.train import belonging, learned
 from raypipe.watch.predicted import Batch
 
 
@@ -93,6 +96,66 @@ def paths(source: TableConfig, mine: Batch, rows: Sequence[int]) -> dict[int, st
     ids, named = (one.to_pylist() for one in values)
     found = _of_images(source, some, ids, named, where)
     return {row: None if path is None else str(path) for row, path in zip(rows, found, strict=True)}
+
+
+def learned_from(
+    package: Package,
+    source: TableConfig,
+    version: TableVersion,
+    images: Sequence[tuple[str | None, str]],
+) -> np.ndarray | None:
+    """bool (N,): have the package's weights learned from the image? None: it does not say.
+
+    images: id and sha256 of the bytes, of rows of this version. Raises DataError for a package that
+    raypipe cannot have written, and for a table that cannot be read.
+    """
+    known_M2 = learned.by(package)
+    if known_M2 is None:
+        return None
+    ids = [image_id for image_id, _ in images]
+    rows_NK = learned.identities(version.table_id, ids, _as_column(sha256 for _, sha256 in images))
+    if version.origin_id:
+        # As learned.of_part does: a row of a prepared table is also the row of its source.
+        originals = _as_column(_originals(source, version, images))
+        origin_N2 = learned.identities(version.origin_id, ids, originals)
+        rows_NK = np.hstack([rows_NK, origin_N2])
+    # Without feed.verify the package's hashes may be of other bytes than the stored ones. Then no
+    # image is found among them, and the ids have to say it, also where images share one.
+    is_verified = package.info.get("config", {}).get("feed", {}).get("verify", True)
+    return (learned.is_old if is_verified else learned.is_among)(rows_NK, known_M2)
+
+
+def _as_column(hashes: Iterable[str]) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.array(list(hashes), pa.string())])
+
+
+def _originals(
+    source: TableConfig, version: TableVersion, images: Sequence[tuple[str | None, str]]
+) -> list[str]:
+    """The sha256 of the source's bytes of each image of a prepared table; "" where it is not known.
+
+    An image that was copied unchanged may have any sha256 in its row, and its own as original.
+    """
+    table = ImageTable.open(source)
+    has = table.at(version).schema().to_arrow().names
+    if ORIGINAL not in has:
+        return [""] * len(images)
+    # The table may hold all nights so far.
+    wanted = set(images)
+    found: dict[tuple[str | None, str], str] = {}
+    id_column, hashes = table.columns.id, learned.hashes_of(version, has)
+    for rows in scan.each(table, version, [id_column, *hashes]):
+        ids = rows[id_column].cast(pa.string()).to_pylist()
+        originals = _hex(rows[ORIGINAL])
+        for column in hashes:
+            for image_id, digest, original in zip(ids, _hex(rows[column]), originals, strict=True):
+                if (image_id, digest) in wanted:
+                    found[image_id, digest] = original
+    return [found.get(image, "") for image in images]
+
+
+def _hex(hashes: pa.ChunkedArray) -> list[str]:
+    return [digest.tobytes().hex() for digest in parsed(hashes)]
 
 
 def _of_images(

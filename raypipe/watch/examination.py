@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from raypipe.config import RunConfig
 from raypipe.errors import DataError
@@ -20,7 +19,6 @@ from raypipe.models.tasks import NUMERIC
 from raypipe.registry.package import Package, Reference
 from raypipe.tables import between
 from raypipe.tables.table import ImageTable, TableConfig
-from raypipe.train import learned
 from raypipe.watch import (
     by_domain,
     by_image,
@@ -71,7 +69,7 @@ class Examination:
         # Of a package that was tampered with nothing is said: it raises.
         features_ND, scores_NC = self.mine.features_ND, self.mine.scores_NC
         cost = severity.severity(package.severity(), scores_NC, features_ND, self.run.seed)
-        left_out = _not_compared(package, self.reference, self._grouped, self.watch)
+        left_out = _not_compared(package, self.reference, self.source, self._grouped, self.watch)
         spent = promise.too_little(self.watch, alpha)
         notes = (*spent, *found.notes, *left_out, *says.notes)
         return replace(found, severity=cost, feedback=says, notes=notes)
@@ -174,7 +172,7 @@ def labels_of(package: Package, scores_NC: np.ndarray) -> list[str] | None:
 
 
 def _not_compared(
-    package: Package, reference: Reference, mine: Batch, watch: WatchConfig
+    package: Package, reference: Reference, source: TableConfig, mine: Batch, watch: WatchConfig
 ) -> list[str]:
     """What of the batch or of its reference the tests could not take, for people."""
     notes = []
@@ -190,16 +188,13 @@ def _not_compared(
     if mine.broken:
         of = mine.broken + len(mine.ids)
         notes.append(f"{mine.broken} of {of} images have no prediction (broken): they are left out")
-    known_N2 = learned.by(package)
-    if known_N2 is not None:
-        hashes = pa.chunked_array([pa.array(mine.sha256, pa.string())])
-        rows_N2 = learned.identities(mine.version.table_id, mine.ids, hashes)
-        count = int(learned.is_old(rows_N2, known_N2).sum())
-        if count:
-            notes.append(
-                f"the champion has learned from {count} of these {len(mine.ids)} images: it is "
-                "surer of them than of others, which may look like drift"
-            )
+    images = list(zip(mine.ids, mine.sha256, strict=True))
+    is_known_N = by_image.learned_from(package, source, mine.version, images)
+    if is_known_N is not None and is_known_N.any():
+        notes.append(
+            f"the champion has learned from {int(is_known_N.sum())} of these {len(images)} images: "
+            "it is surer of them than of others, which may look like drift"
+        )
     if reference.groups is not None and mine.groups is None:
         column = package.info["config"].get("registry", {}).get("group")
         notes.append(

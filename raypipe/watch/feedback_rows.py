@@ -34,8 +34,8 @@ from raypipe.tables import scan
 from raypipe.tables.address import resolve
 from raypipe.tables.commits import newest, require_columns_of, rows_named, rows_once
 from raypipe.tables.table import ImageTable, TableConfig
-from raypipe.train import belonging, learned
-from raypipe.watch import feedback
+from raypipe.train import belonging
+from raypipe.watch import by_image, feedback
 from raypipe.watch.chosen import Seen
 from raypipe.watch.error_tests import LEAST
 from raypipe.watch.evidence_row import now
@@ -161,7 +161,7 @@ def _gather(
     rows: list[dict[str, Any]] = []
     others: list[Seen] = []
     windows: list[int] = []  # of the rows that are compared
-    left_out = _left_out(run, watch, by, mine, labels)
+    left_out = _left_out(run, watch, by, source, mine, labels)
     # Some may have been asked for since.
     left_out = {image: why for image, why in left_out.items() if image not in again}
     task = by.package.task
@@ -453,6 +453,7 @@ def _left_out(
     run: RunConfig,
     watch: WatchConfig,
     by: Champion,
+    source: TableConfig,
     mine: Batch,
     labels: Mapping[Image, object],
 ) -> dict[Image, str]:
@@ -466,12 +467,9 @@ def _left_out(
     if len(rows):
         asked = set(rows["sha256"].to_pylist())
         found |= {image: "asked" for image in images if image[1] in asked}
-    known_N2 = learned.by(by.package)
-    if known_N2 is not None:
-        hashes = pa.chunked_array([pa.array([digest for _, digest in images])])
-        rows_N2 = learned.identities(mine.version.table_id, [i for i, _ in images], hashes)
-        is_known_N = learned.is_old(rows_N2, known_N2).tolist()
-        found |= {
-            image: "learned" for image, is_known in zip(images, is_known_N, strict=True) if is_known
-        }
+    # An image with a label is in this version of the table, also one of an earlier window.
+    is_known_N = by_image.learned_from(by.package, source, mine.version, images)
+    if is_known_N is not None:
+        known = zip(images, is_known_N.tolist(), strict=True)
+        found |= {image: "learned" for image, is_known in known if is_known}
     return found

@@ -25,6 +25,7 @@ from raypipe.registry.tracking import RegistryConfig
 from raypipe.registry.versions import ModelVersion
 from raypipe.serve import evaluate
 from raypipe.tables import scan
+from raypipe.tables.prepared import ORIGINAL
 from raypipe.train import learned
 from raypipe.watch import begin, groups
 from raypipe.watch.comparison import Comparison, compare
@@ -167,11 +168,16 @@ def _known_without_id(
     is_known_N = np.zeros(len(judged), bool)
     if has_no_id_N.any():
         nobody = [None] * len(judged)
-        rows_N2 = learned.identities(pinned.version.table_id, nobody, judged["stored_sha256"])
+        version = pinned.version
+        rows_NK = learned.identities(version.table_id, nobody, judged["stored_sha256"])
+        if version.origin_id:
+            # A champion of the source knows its bytes, and not those of the prepared copy.
+            of_source_N2 = learned.identities(version.origin_id, nobody, judged[ORIGINAL])
+            rows_NK = np.hstack([rows_NK, of_source_N2])
         for package in packages:
             known_M2 = begin.seen_by(package, pinned)
             if known_M2 is not None:
-                is_known_N |= learned.is_among(rows_N2, known_M2)
+                is_known_N |= learned.is_among(rows_NK, known_M2)
     return pa.array(has_no_id_N & is_known_N)
 
 

@@ -214,12 +214,19 @@ def _of_training_images(
         return by_split
     # The package lists its images, and those behind the weights that it started from.
     ids, rows_N2 = learned.of_table(table, version, where, package.task.kind)
-    known = int(learned.is_old(rows_N2, known_M2).sum())
+    is_old_N = learned.is_old(rows_N2, known_M2)
+    known = int(is_old_N.sum())
+    # A known id with another image is a new photograph, or the known image in other bytes: its
+    # table was encoded anew. Nothing says which.
+    is_unclear_N = learned.is_among(rows_N2, known_M2) & ~is_old_N
     if known:
-        text = (
-            f"The model has learned from {known:,} of the {len(ids):,} labelled images here, so "
-            "the metrics are too good"
-        )
+        text = f"The model has learned from {known:,} of the {len(ids):,} labelled images here"
+        if is_unclear_N.any():
+            text += (
+                f" ({int(is_unclear_N.sum()):,} more have an id that it has learned from, and "
+                "other bytes)"
+            )
+        text += ", so the metrics are too good"
         return f"{text}: {way_out}" if way_out else text
     # Rows that have neither an id of its own table nor a hash are not told by the list.
     is_told_N = np.full(len(ids), False)
@@ -227,6 +234,7 @@ def _of_training_images(
         is_told_N |= rows_N2[:, 0] != 0
     if known_M2[:, 1].any():
         is_told_N |= rows_N2[:, 1] != 0
+    is_told_N &= ~is_unclear_N
     return "" if is_told_N.all() else by_split
 
 

@@ -17,9 +17,10 @@ from raypipe.config import validate
 from raypipe.errors import DataError
 from raypipe.images.decode import decode_batch
 from raypipe.images.measure import SEEN
+from raypipe.models.outcomes import Outcomes
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry import package, packing
-from raypipe.registry.package import Package, Reference
+from raypipe.registry.package import OUTCOMES, Package, Reference
 
 CFG = ModelConfig(name="small_cnn", pretrained=False, mode="finetune")
 FILES = ("package.json", "weights.safetensors", "reference.npz")
@@ -240,3 +241,38 @@ def test_a_reference_keeps_domains_and_groups_and_an_older_one_has_none(
         packing.build(folder, model, CFG, ("a", "b", "c"), reference, {})
         found = Package(folder).reference()
         assert (found.domains, found.groups) == kept
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["1.0", "nan", "2.5", "", "nan"], ["1.0", "", "2.5", "", ""]),
+        (["nan", "nan", "nan"], ["", "", ""]),
+        (["inf", "1e+22", "nan"], ["inf", "1e+22", ""]),
+        # A column of texts or of whole numbers has no NaN.
+        (["north", "nan", "nan"], ["north", "nan", "nan"]),
+        (["1", "nan", "2"], ["1", "nan", "2"]),
+        (["1.0", "NaN"], ["1.0", "NaN"]),
+    ],
+)
+def test_nan_of_an_older_package_names_neither_a_group_nor_a_domain(
+    names: list[str], expected: list[str], built: Package, model: ImageModel, tmp_path: Path
+) -> None:
+    """Its images without a group were one large group, and those of a batch stood alone."""
+    plain, count = built.reference(), len(names)
+    reference = replace(
+        plain,
+        features_ND=plain.features_ND[:count],
+        scores_NC=plain.scores_NC[:count],
+        ids=plain.ids[:count],
+        looks_NK=None,
+        domains=tuple(names),
+        groups=tuple(names),
+    )
+    kept = Outcomes(np.zeros(count), np.ones(count), tuple(names), tuple(names)).to_bytes()
+    packing.build(tmp_path / "p", model, CFG, ("a", "b", "c"), reference, {}, {OUTCOMES: kept})
+    package = Package(tmp_path / "p")
+    outcomes = package.outcomes()
+    assert outcomes is not None
+    for found in (package.reference(), outcomes):
+        assert (found.domains, found.groups) == (tuple(expected), tuple(expected))

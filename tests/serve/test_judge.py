@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,33 @@ def test_slices_have_the_names_of_the_champion_s_sources(
     assert alike == {i: (digests[int(i or 0)], parts[int(i or 0)]) for i in expected}
     plain = evaluate.judge(both, table, table.pin(), {})
     assert {*plain["belongs"].to_pylist()} == {""}
+
+
+def test_a_row_of_a_prepared_table_keeps_the_hash_of_the_source_s_bytes(
+    textured: Any, tmp_path: Path, ray_session: str
+) -> None:
+    """Without it, a row without an id was not known to a champion of the source."""
+    images = [textured(seed, side_px=32) for seed in range(4)]
+    originals = [hashlib.sha256(b"%d" % n).hexdigest() for n in range(4)]
+    columns = {
+        "image_id": pa.array(["0", None, "2", None], pa.string()),
+        "image": images,
+        "label": ["a", "b", None, "b"],
+        "sha256": [hashlib.sha256(image).hexdigest() for image in images],
+        "original_sha256": originals,
+    }
+    write_deltalake(str(tmp_path / "t"), pa.table(columns))
+    cfg = ModelConfig(name="small_cnn", mode="finetune", pretrained=False, side_px=32)
+    empty = Reference(np.empty((0, 1)), np.empty((0, 1)), ())
+    package = Package(build(tmp_path / "p", ImageModel(cfg, 2), cfg, ("a", "b"), empty, {}))
+    table = ImageTable(str(tmp_path / "t"))
+    version = table.pin()
+    assert "original_sha256" not in evaluate.judge([package], table, version, {}).column_names
+    prepared = replace(version, origin="/source@v0", origin_id="source")
+    judged = evaluate.judge([package], table, prepared, {}).to_pylist()
+    of_source = {row["stored_sha256"]: row["original_sha256"] for row in judged}
+    assert of_source == {columns["sha256"][n]: originals[n] for n in (0, 1, 3)}
+    assert [row["id"] for row in judged] == ["", "", "0"]
 
 
 def test_an_image_that_a_model_has_no_finite_answer_to_is_one_mistake(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -13,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from raypipe.config import replace, validate
 from raypipe.errors import ConfigError, DataError
@@ -267,6 +269,59 @@ def test_new_photographs_of_known_products_may_validate(tmp_path: Path) -> None:
     assert learned.decides(pinned, "train", known_N2)
 
 
+def test_validation_images_that_were_encoded_anew_are_remembered(tmp_path: Path) -> None:
+    """A champion that was refitted on validation knew none of their new bytes: a challenger started
+    from its weights, and a temperature was fitted on what they remember."""
+    job = job_at(tmp_path)
+    pinned = add(job, NAMES, SPLITS)
+    known_N2 = learned.united(
+        learned.rows_of(pinned, pinned.version, pinned.rows_of("train+val"))[1]
+    )
+    DeltaTable(job.table.uri).delete()
+    rows = {"image_id": NAMES, "image": [b"x"] * 10, "label": ["a", "b"] * 5, "split": SPLITS}
+    smaller = pa.table(rows | {"sha256": [sha(f"{name}, smaller") for name in NAMES]})
+    append(job.table.uri, smaller, "add")
+    pinned = pin(job.table, job.feed)
+    assert learned.decides(pinned, "val", known_N2)
+    assert not learned.decides(pinned, "test", known_N2), "their ids were never learned"
+    # Of another table the same ids say nothing.
+    other = job_at(tmp_path, "other")
+    append(other.table.uri, smaller, "add")
+    assert not learned.decides(pin(other.table, other.feed), "val", known_N2)
+    # With the known images beside them they are new photographs, in whatever split those are.
+    add(job, NAMES[4:6], ["train"] * 2)
+    assert not learned.decides(pin(job.table, job.feed), "val", known_N2)
+
+
+def test_a_prepared_table_that_was_made_anew_is_no_new_photograph(tmp_path: Path) -> None:
+    """Its source's images are still there: the images of a known product tell by them."""
+    job = job_at(tmp_path)
+    ids, splits = ["i0", "i1"] * 2, ["train"] * 2 + ["val"] * 2
+    rows = {"image_id": ids, "image": [b"x"] * 4, "label": ["a", "b"] * 2, "split": splits}
+    rows |= {"sha256": [sha(f"{n} at 128 px") for n in range(4)]}
+    rows |= {"original_sha256": [sha(str(n)) for n in range(4)]}
+    append(job.table.uri, pa.table(rows), "add")
+    pinned = pin(job.table, job.feed)
+    version = dataclasses.replace(pinned.version, origin="/source@v0", origin_id="source")
+    pinned = dataclasses.replace(pinned, version=version)
+
+    def known(photographs: list[int], *tables: str) -> np.ndarray:
+        names = [ids[n] for n in photographs]
+        hashes = {
+            version.table_id: [sha(f"{n} at 256 px") for n in photographs],
+            "source": [sha(str(n)) for n in photographs],
+        }
+        return learned.united(
+            *(learned.identities(one, names, pa.chunked_array([hashes[one]])) for one in tables)
+        )
+
+    both = (version.table_id, "source")
+    assert not learned.decides(pinned, "val", known([0, 1], *both))
+    assert learned.decides(pinned, "val", known([2, 3], *both))
+    # An older package does not list the rows of the source.
+    assert learned.decides(pinned, "val", known([2, 3], version.table_id))
+
+
 def test_a_new_row_stays_beside_an_old_one_of_the_same_id(tmp_path: Path) -> None:
     job, later = job_at(tmp_path), job_at(tmp_path, "later")
     known_N2 = learned.of_training(job, add(job, NAMES, SPLITS))
@@ -431,6 +486,14 @@ def test_rows_without_an_id_are_known_by_their_image_alone(tmp_path: Path) -> No
     judged = pa.table({"id": ["i6", "", "i8", ""], "stored_sha256": columns["sha256"][6:]})
     is_known = judging._known_without_id(judged, [champion], pinned).to_pylist()
     assert is_known == [False, False, False, True], "one that was learned from is all, by its id"
+    # In a prepared copy the bytes are others: those of the source are known.
+    version = dataclasses.replace(pinned.version, origin="/source@v0", origin_id="source")
+    copy = dataclasses.replace(pinned, version=version)
+    smaller = pa.array([sha(f"{n}, smaller") for n in range(4)])
+    stored = {"stored_sha256": smaller, "original_sha256": judged["stored_sha256"]}
+    judged = pa.table({"id": judged["id"], **stored})
+    is_known = judging._known_without_id(judged, [champion], copy).to_pylist()
+    assert is_known == [False, False, False, True]
     # A package of an older raypipe has the hash of None among its ids.
     hashed = hashlib.blake2b(repr((pinned.version.table_id, None)).encode(), digest_size=8)
     older_N2 = np.array([[int.from_bytes(hashed.digest(), "little"), 1]], np.uint64)

@@ -171,11 +171,13 @@ def test_the_groups_of_a_batch_are_read_from_its_table(tmp_path: Path) -> None:
 
 def test_a_column_that_was_named_after_the_champion_is_told_to_have_no_effect() -> None:
     reference: Any = SimpleNamespace(groups=None)
-    mine: Any = SimpleNamespace(broken=0, groups=None)
+    mine: Any = SimpleNamespace(broken=0, groups=None, ids=[], sha256=[], version=_version())
+    source = TableConfig(uri="/night")
 
     def notes(registry: dict[str, str], **watch: str) -> list[str]:
         package: Any = SimpleNamespace(info={"config": {"registry": registry}}, files={})
-        return examination._not_compared(package, reference, mine, validate(WatchConfig, watch))
+        settings = validate(WatchConfig, watch)
+        return examination._not_compared(package, reference, source, mine, settings)
 
     (said,) = notes({}, group="module")
     assert "watch.group=module has no effect" in said

@@ -202,6 +202,7 @@ def test_outcomes_survive_the_package_and_nothing_else_does() -> None:
         replace(one, error_N=one.error_N * np.nan).to_bytes(),
         replace(one, error_N=one.error_N - 2).to_bytes(),
         replace(one, domains=("a",)).to_bytes(),
+        replace(one, domains=(("a",),) * 30).to_bytes(),  # type: ignore[arg-type]
     ]
     for data in bad:
         with pytest.raises(DataError, match="outcomes of here"):

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,7 +24,7 @@ from raypipe.registry.moves import Move
 from raypipe.registry.store import Store, open_store
 from raypipe.registry.versions import ModelVersion
 from raypipe.tables.commits import rows_once
-from raypipe.train import origin, trainer
+from raypipe.train import learned, origin, trainer
 from raypipe.train.origin import CalledFor
 from raypipe.train.publish import publish
 from raypipe.watch import calls, decisions, evidence_row, retrained
@@ -512,6 +513,19 @@ def test_a_model_that_nobody_checked_has_a_timeline(loop: Loop) -> None:
     told = reports.tell(loop.job.model_copy(update={"registry": registry}))
     assert [row.kind for row in told.rows] == ["move"]
     assert "No checks yet" in told.page.read_text()
+
+
+def test_what_is_behind_the_weights_is_counted_by_what_it_is(loop: Loop) -> None:
+    """A row of a prepared table has two identities, and was said to be two rows."""
+    rows_NK = np.arange(1, 25, dtype=np.uint64).reshape(6, 4)
+    replay = {"new": 3, "replayed": 2, "old": 6}
+    begun = origin.Start("those of photos/1", loop.first, learned.united(rows_NK), replay)
+    found = reports.model(loop.job, 2, reread=False).found
+    made = {**found.made, "start": begun.facts(loop.job.training)}
+    info = {**found.info, "made": made}
+    said = questions.why(replace(found, info=info)).text
+    named = "12 row identities behind them, two for a row of a prepared table"
+    assert f"and its weights ({named}); trained on 3 new rows and 2 of 6 old ones" in said
 
 
 def test_an_alias_without_a_move_is_not_called_never_named(loop: Loop) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
+from deltalake import DeltaTable
 
 from raypipe.config import validate
 from raypipe.feed.dataset import Pinned, pin
@@ -69,7 +71,28 @@ def test_new_photographs_of_known_products_are_not_learned(tmp_path: Path) -> No
     """Their ids were known, and so all of them were said to be."""
     package = trained_on(table(tmp_path / "mine", NAMES, NAMES))
     again = table(tmp_path / "mine", NAMES, [*"abcdef"])
-    assert "has learned from 4 of the 12 labelled images" in caution(again, package)
+    said = caution(again, package)
+    assert "has learned from 4 of the 12 labelled images" in said
+    # Nor are they said to be new: they may be the known images, encoded anew.
+    assert "(4 more have an id that it has learned from, and other bytes)" in said
+
+
+def test_a_table_whose_images_were_encoded_anew_may_be_the_one_that_was_learned(
+    tmp_path: Path,
+) -> None:
+    """No image had known bytes, and so all of them were said to be new."""
+    package = trained_on(table(tmp_path / "mine", NAMES, NAMES))
+    DeltaTable(str(tmp_path / "mine")).delete()
+    again = table(tmp_path / "mine", NAMES, [f"{name}, smaller" for name in NAMES])
+    assert again.version.table_id == package.info["made"]["table_id"]
+    said = "The model was trained on images of this table, and they may be evaluated too: "
+    said += "evaluate.table.where={split: test} leaves them out"
+    assert caution(again, package) == said
+    assert caution(again, package, split="test") == ""
+    # A prepared table that was made again at another side. An older package has no row of the
+    # source.
+    remade = replace(again.version, origin="/source@v0", origin_id="source")
+    assert evaluate._of_training_images(again.table, remade, {}, package) == said
 
 
 def test_rows_that_the_list_cannot_tell_are_told_by_their_split(tmp_path: Path) -> None:

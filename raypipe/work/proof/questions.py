@@ -311,7 +311,9 @@ def _start(found: Found) -> str:
     start = found.made.get("start")
     if not start:
         return ""
-    text = f" and its weights ({start['inherited']:,} rows behind them)"
+    # Not the number of rows: hashes alone do not say which two of them are one row.
+    behind = f"{start['inherited']:,} row identities behind them, two for a row of a prepared table"
+    text = f" and its weights ({behind})"
     if not start["version"]:
         text = f", with other weights ({start['weights']})"
     replay = start["replay"]
