@@ -162,7 +162,8 @@ def _idle_augment(cfg: SearchConfig, space: Space) -> str:
         modes.add(space.job.model.mode)
     if modes != {"frozen"}:
         return ""
-    return space.job.idle_if_frozen([field.name for field in space.fields])
+    # A default space has more fields than a frozen trial draws.
+    return space.job.idle_if_frozen(space.drawable({"model.mode": "frozen"}))
 
 
 def name_of(job: TrainJob, cfg: SearchConfig, space: Space, version: TableVersion) -> str:
