@@ -29,8 +29,8 @@ def examine(uri: str | None, folder: str, of: str = "registry.uri") -> dict[str,
     uri: the value of the setting `of`, registry.uri or registry.registry_uri; None means SQLite in
     `folder`. kind: database, server or none (not made yet). revision, expected: of its schema, ""
     for a server. is_newer: a revision that this MLflow does not know. file: of a SQLite database.
-    Raises ConfigError for a store that MLflow or every verb refuses, that does not answer, or that cannot be
-    written.
+    Raises ConfigError for a store that MLflow or every verb refuses, that does not answer, or that
+    cannot be written.
     """
     address = address_of(uri, of) if uri else f"{SQLITE}{Path(folder) / 'mlflow.db'}"
     scheme = address.partition("://")[0].partition("+")[0]
