@@ -108,7 +108,7 @@ def test_a_host_that_slows_down_after_the_only_evaluation_ends_in_time(slow_from
 
 
 def test_two_steps_that_wait_for_data_make_no_evaluation_shorter() -> None:
-    """Readers start anew with each epoch. Its first steps say little of the evaluation before it."""
+    """Readers start anew with each epoch: its first steps say little of the evaluation before."""
     now = [0.0]
 
     def spend(seconds: float) -> None:

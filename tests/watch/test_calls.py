@@ -151,7 +151,7 @@ def test_a_retrain_that_broke_is_called_for_again(run: RunConfig, policy: dict[s
 def test_a_retrain_that_is_under_way_is_an_earlier_one(
     run: RunConfig, policy: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It counted as broken. So a check on another machine began a second one, which ended at once."""
+    """It counted as broken: a check on another machine began a second one, which ended at once."""
     watch = validate(WatchConfig, {"policy": policy})
     past = Journal(str(run.path / "retrains"), "cells@champion", None)
     past.add("x", "held", "h", {"checks": 1, **cycle._process(), "kernel": "of another machine"})
