@@ -29,8 +29,8 @@ def examine(uri: str | None, folder: str, of: str = "registry.uri") -> dict[str,
     uri: the value of the setting `of`, registry.uri or registry.registry_uri; None means SQLite in
     `folder`. kind: database, server or none (not made yet). revision, expected: of its schema, ""
     for a server. is_newer: a revision that this MLflow does not know. file: of a SQLite database.
-    Raises ConfigError for a store that MLflow refuses, that does not answer, or that cannot be
-    written.
+    Raises ConfigError for a store that MLflow or every verb refuses, that does not answer, or that
+    cannot be written.
     """
     address = address_of(uri, of) if uri else f"{SQLITE}{Path(folder) / 'mlflow.db'}"
     scheme = address.partition("://")[0].partition("+")[0]
@@ -116,16 +116,21 @@ def _is_known(revision: str) -> bool:
 
 
 def _server(address: str, of: str) -> dict[str, Any]:
+    # What every verb refuses is refused here, before anybody is asked.
+    runs = address
+    if of == "registry.uri":
+        catalog.check_addresses(address, catalog.default_registry(address))
+    else:
+        catalog.check_addresses("", address)
+        # Unity Catalog has models and no runs: MLflow refuses it as a store of these.
+        if catalog.is_catalog(address):
+            runs = address.replace(catalog.CATALOG, "databricks", 1)
     # A dead server would be tried for minutes.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
     import mlflow
 
     try:
-        # Unity Catalog has models and no runs: MLflow refuses it as a store of these.
-        runs = address
-        if catalog.is_catalog(address):
-            runs = address.replace(catalog.CATALOG, "databricks", 1)
         client = mlflow.MlflowClient(runs, address)
         if of == "registry.uri":
             client.search_experiments(max_results=1)

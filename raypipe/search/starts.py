@@ -10,10 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raypipe.errors import ConfigError, one_line
+from raypipe.search.searchers import tune_searchers
+from raypipe.search.searchers.tune_searchers import Start
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import parse
 from raypipe.search.space.portfolio import most
 from raypipe.search.space.space import TRIES, Space, field_of
+from raypipe.search.warm_start import Earlier
 from raypipe.train.job import TrainJob
 
 Named = tuple[str, Mapping[str, Any]]
@@ -40,15 +43,24 @@ def checked(cfg: SearchConfig, job: TrainJob) -> SearchConfig:
     return cfg.model_copy(update={"start": start, "starts": starts})
 
 
-def unused(cfg: SearchConfig, space: Space, own: Sequence[Named]) -> list[str]:
-    """Why no trial begins with all that these starts say, a line for each reason."""
-    cells = len(space.cells)
-    room = most(cfg.samples * cells)
+def unused(
+    cfg: SearchConfig, space: Space, own: Sequence[Named], earlier: Sequence[Earlier] = ()
+) -> list[str]:
+    """Why no trial begins with all that these starts say, a line for each reason.
+
+    own: as they were set, in the order of `cfg`. earlier: hints of earlier searches; the best one
+    comes before all starts.
+    """
     lines = []
+    # Where search.limits leave no trial at all, that is the reason for each of them.
+    total = cfg.samples
+    taken: list[Start] = []
+    if not space.all_barred:
+        total = tune_searchers.number_of(cfg, space)
+        taken = tune_searchers.begun(space.job, cfg, space, [*earlier], total)
+    room = most(total)
     # A default space fills the first one up.
     filled = dict(enumerate((cfg.start or {}, *(cfg.starts or ()))))
-    # Without a search.start, the first of search.starts is the first trial.
-    ahead = 0 if cfg.start or own[0][1] else 1
     for place, (where, as_set) in enumerate(own):
         if not as_set:
             continue
@@ -60,11 +72,14 @@ def unused(cfg: SearchConfig, space: Space, own: Sequence[Named]) -> list[str]:
         for name in _undrawn(start, space, keyed):
             beside = "its other values" if name in by_itself else "the portfolio's values beside it"
             lines.append(f"{where}: no trial with {beside} has {name}, so it is left out")
-        at = place - ahead
-        if keyed and at >= room:
-            lines.append(f"{where} is left out: of {cfg.samples * cells} trials {room} are starts")
-        elif keyed:
-            lines += [f"{where}: {why}" for why in _refusals(space, start, keyed, at)]
+        # Its trial comes after those of the starts before it, as far as they have one.
+        before = [one.keyed for one in taken if one.place < place]
+        if not keyed or keyed in before:
+            continue
+        if len(before) >= room:
+            lines.append(f"{where} is left out: of {total} trials {room} are starts")
+        else:
+            lines += [f"{where}: {why}" for why in _refusals(space, start, keyed, len(before))]
     return lines
 
 

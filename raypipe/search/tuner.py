@@ -65,7 +65,7 @@ from raypipe.search.trials.monitor import Listener, Monitor
 from raypipe.search.trials.trial import data_key, folder_name
 from raypipe.search.trials.trial_data import decoded_images, prepare_data
 from raypipe.search.trials.trial_resources import at_once, gpu_share, plan_resources
-from raypipe.search.warm_start import earlier
+from raypipe.search.warm_start import Earlier, earlier
 from raypipe.tables.table import TableVersion
 from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob
@@ -138,7 +138,11 @@ def search(
         with ledger.owned(folder), ledger.reading(phase="limits"):
             space = variants.limited(space, asked, rows, folder, heads)
         ledger.lap("limits")
-    for line in starts.unused(cfg, space, own_starts):
+    hints: list[Earlier] = []
+    if cfg.warm_start:
+        with ledger.owned(folder):
+            hints = earlier(space.job, space, folder)
+    for line in starts.unused(cfg, space, own_starts, hints):
         log.warning("%s", line)
     if not (folder / "result.json").exists():
         with ledger.owned(folder):
@@ -162,7 +166,8 @@ def _idle_augment(cfg: SearchConfig, space: Space) -> str:
         modes.add(space.job.model.mode)
     if modes != {"frozen"}:
         return ""
-    return space.job.idle_if_frozen([field.name for field in space.fields])
+    # A default space has more fields than a frozen trial draws.
+    return space.job.idle_if_frozen(space.drawable({"model.mode": "frozen"}))
 
 
 def name_of(job: TrainJob, cfg: SearchConfig, space: Space, version: TableVersion) -> str:

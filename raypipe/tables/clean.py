@@ -154,7 +154,8 @@ def earlier(
 ) -> tuple[str, verdicts.Rows | None]:
     """The key of these verdicts on `raw`, and those that an earlier run has kept; None: none.
 
-    Raises DataError if another cleaning has dropped rows of `raw`, and this one may drop some.
+    Raises DataError if another cleaning has dropped rows of `raw`, and this one may drop some; and
+    if this one will, and other rows have come since.
     """
     files = table.snapshot(raw).paths(table.uri)
     policy = _policy(raw, source, cfg, files)
@@ -163,7 +164,7 @@ def earlier(
     if rows is not None and any(row["file"] not in files for row in rows):
         rows = None
     if cfg.drop and (rows is None or any(row["dropped"] for row in rows)):
-        _require_uncleaned(table, raw, _why(policy, raw))
+        _require_uncleaned(table, raw, _why(policy, raw), drops=rows is not None)
     return policy, rows
 
 
@@ -172,11 +173,12 @@ def _why(policy: str, raw: TableVersion) -> str:
     return f"clean {policy} of v{raw.version}"
 
 
-def _require_uncleaned(table: ImageTable, raw: TableVersion, why: str) -> None:
+def _require_uncleaned(table: ImageTable, raw: TableVersion, why: str, drops: bool) -> None:
     """Raise DataError if another cleaning has dropped rows of `raw`, and no commit says `why`.
     Asked before an hour of looking at images.
 
-    Where other rows have come since, that is only said: perhaps there is nothing to drop.
+    drops: it is known that there is something to drop. Only then it is an error that other rows
+    have come since; else that is said.
     """
     _, since = table.commits(after=raw.version)
     if any(entry.get("raypipe") == why for entry in since):
@@ -191,7 +193,9 @@ def _require_uncleaned(table: ImageTable, raw: TableVersion, why: str) -> None:
             fix="Leave table.version out. For images that only the other limits dropped, run "
             "raypipe ingest with these limits first: it adds them again",
         )
-    if changing:
+    if drops:
+        rewrite.require_same_rows(table, raw, since)
+    elif changing:
         log.warning(
             "%s has got or lost rows since version %d. If an image is to be dropped, this cleaning "
             "will end without dropping it: leave table.version out",

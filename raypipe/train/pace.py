@@ -27,6 +27,9 @@ from statistics import fmean
 # Steps whose mean says how long a step takes. Fewer follow a wait for data, more are late to see
 # that a host has slowed down.
 RECENT = 12
+# So many steps after an evaluation say whether the host slowed down in it. The fastest of them
+# counts: one or two may wait for data.
+AFTER = 3
 # The part of the time that is kept free: the host may slow down in the very last evaluation.
 SLACK = 0.015
 # What an evaluation is expected to take of an epoch's steps, before one was measured: it has no
@@ -67,6 +70,8 @@ class Pace:
         self._in_epoch = in_epoch
         self._agreed = agreed
         self._steps_s: deque[float] = deque(maxlen=RECENT)
+        # The first AFTER steps since the newest evaluation.
+        self._after_s: list[float] = []
         self._has_stepped = False
         # The longest evaluation but the newest, in steps: a host slows down for both. Of the
         # newest: its seconds, and those of a step before it.
@@ -99,6 +104,7 @@ class Pace:
         # The first one allocates, compiles and waits for the first images: it says nothing.
         if self._has_stepped:
             self._steps_s.append(seconds)
+            self._after_s = [*self._after_s, seconds][:AFTER]
         self._has_stepped = True
 
     def evaluated(self) -> None:
@@ -108,6 +114,7 @@ class Pace:
         if self._steps_s:
             self._longest = self._evaluation_steps()
             self._newest = took_s, self._step_s()
+        self._after_s = []
 
     def is_over(self) -> bool:
         """Does no further epoch begin? It would need a step and an evaluation."""
@@ -137,8 +144,10 @@ class Pace:
         if self._newest is None:
             return self._longest
         seconds, step_s = self._newest
-        # Where the host slowed down in it, the steps since say so: it would count as twice as long.
-        return max(self._longest, seconds / max(step_s, self._step_s()))
+        # Where the host slowed down in it, the steps right after it say so: it would count as twice
+        # as long. A host that slows down later makes the next evaluation longer, too.
+        after_s = min(self._step_s(), *self._after_s) if self._after_s else 0.0
+        return max(self._longest, seconds / max(step_s, after_s))
 
     def _fitting(self) -> int | None:
         """How many steps fit into the time that is left; None: no step was measured yet."""

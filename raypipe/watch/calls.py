@@ -101,11 +101,11 @@ def of_check(
     a night with too few images: then earlier checks decide, as in a retrain.
 
     A retrain that was killed or failed is no earlier one: raypipe retrain goes on with it, where
-    the training table has the same rows still.
+    the training table has the same rows still. One that is under way is.
     """
     past = Journal(watch.place(run, "retrains"), scope, watch.storage_options)
     known = history.checks(run, watch, model, checked, seal)
-    tried = history.tried(past, past.unfinished, watch, run, now())
+    tried = history.tried(past, past.broken, watch, run, now())
     enough = {"": watch.policy.min_images}
     return policy.retrain(known, enough, tried, now(), watch.policy)
 

@@ -159,12 +159,24 @@ class Journal:
         return None
 
     @property
-    def unfinished(self) -> str:
-        """The newest retrain, if it has not come to its end; "" if it has, or none has begun."""
+    def broken(self) -> str:
+        """The newest retrain, if it was killed or failed; "" if it has come to its end, is under
+        way, or none has begun.
+
+        Of a process of another machine that has written nothing for LEASE_S it is not known; it is
+        taken for dead.
+        """
+        held = self.held
+        if held is not None and self._seems_alive(held):
+            return ""
         for event in reversed(self.events):
             if event.event in ("held", "ended"):
                 return event.cycle if event.event == "held" else ""
         return ""
+
+    def _seems_alive(self, held: Event) -> bool:
+        """Is the process of this lease at it, as far as one look tells?"""
+        return _is_alive(held.data) is not False and _is_fresh(self.last_of(held.holder))
 
     def data(self, cycle: str, state: str) -> Mapping[str, Any] | None:
         """What was kept with a state of a retrain, the last time; None if it was not reached."""

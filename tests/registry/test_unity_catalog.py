@@ -213,6 +213,22 @@ def test_doctor_finds_it_well(double: Double, tmp_path: Path) -> None:
         assert found["kind"] == "server"
 
 
+@pytest.mark.parametrize(
+    ("of", "uri", "says"),
+    [
+        ("registry.uri", "databricks-uc", r"keeps models, not runs.*Set registry\.uri=databricks "),
+        ("registry.uri", "databricks-uc://double", r"keeps models, not runs.*databricks-uc://doub"),
+        ("registry.registry_uri", "databricks", r"own model registry has no aliases"),
+    ],
+)
+def test_doctor_refuses_the_addresses_that_every_verb_refuses(
+    of: str, uri: str, says: str, tmp_path: Path
+) -> None:
+    """It asked another server for runs, and said that this one answers."""
+    with pytest.raises(ConfigError, match=says):
+        store_check.examine(uri, str(tmp_path), of)
+
+
 def test_a_profile_and_a_token_that_is_not_known(
     double: Double, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from raypipe.search.searchers.tune_searchers import plan
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import parse
 from raypipe.search.space.space import MOST_TRIES, TRIES, Changes, Space, at_random, uniform
+from raypipe.search.warm_start import Earlier
 
 JOB = validate(Job, {"table": {"uri": "unused"}})
 
@@ -416,7 +417,9 @@ def test_a_start_that_is_refused_as_a_whole_is_said() -> None:
     assert "frozen_blocks" in line
     # Nor is one beyond a third of the trials tried, or a value of a grid.
     fine = {"model.mode": "finetune", "model.frozen_blocks": 3}
-    (line,) = starts.unused(cfg, space, [("search.start", fine), ("search.starts.0", fine)])
+    other = {"model.mode": "finetune", "model.frozen_blocks": 0}
+    cfg = SearchConfig(samples=3, space=texts, start=fine, starts=(other,))
+    (line,) = starts.unused(cfg, space, starts.of(cfg))
     assert line == "search.starts.0 is left out: of 3 trials 1 are starts"
     # Without a search.start it is the first trial.
     alone = SearchConfig(samples=3, space=texts, starts=(fine,))
@@ -425,6 +428,61 @@ def test_a_start_that_is_refused_as_a_whole_is_said() -> None:
     crossed = parse.parse({"train.lr": "grid(1e-3, 1e-2)"}, job)
     (line,) = starts.unused(cfg, crossed, [("search.start", {"train.lr": 1e-2})])
     assert "train.lr is a grid" in line
+
+
+@pytest.mark.parametrize(
+    ("start", "others"),
+    [
+        # The job has this value, and the space has none of it: no trial is spent on it.
+        ({"train.epochs": JOB.train.epochs}, [{"train.lr": 0.02}]),
+        # A start that is there twice is tried once.
+        ({"train.lr": 0.01}, [{"train.lr": 0.01}, {"train.lr": 0.02}]),
+        # The job refuses it.
+        ({"model.mode": "frozen", "model.frozen_blocks": 3}, [{"train.lr": 0.02}]),
+    ],
+)
+def test_a_start_after_one_that_has_no_trial_is_not_called_left_out(
+    start: dict[str, Any], others: list[dict[str, Any]]
+) -> None:
+    texts = {
+        "train.lr": "loguniform(1e-4, 1e-1)",
+        "model.mode": "choice(frozen, finetune)",
+        "model.frozen_blocks": "choice(0, 3)",
+    }
+    space = parse.parse(texts, JOB.training)
+    # All of these trials would be taken if each start had one.
+    cfg = SearchConfig(samples=3 * len(others), space=texts, start=start, starts=tuple(others))
+    planned = plan(JOB.training, cfg, space, [])
+    assert planned[len(others) - 1]["train.lr"] == 0.02
+    lines = starts.unused(cfg, space, starts.of(cfg))
+    assert [line for line in lines if not line.startswith("search.start:")] == []
+
+
+def test_the_best_trial_of_an_earlier_search_comes_before_all_starts() -> None:
+    texts = {"train.lr": "loguniform(1e-4, 1e-1)"}
+    space = parse.parse(texts, JOB.training)
+    hint = Earlier({"train.lr": 0.03}, 0.9)
+    cfg = SearchConfig(samples=3, space=texts, start={"train.lr": 0.01})
+    assert plan(JOB.training, cfg, space, [hint])[0] == {"train.lr": 0.03}
+    (line,) = starts.unused(cfg, space, starts.of(cfg), [hint])
+    assert line == "search.start is left out: of 3 trials 1 are starts"
+    assert starts.unused(cfg, space, starts.of(cfg)) == []
+    # One that is the same start leaves the others where they were.
+    same = Earlier({"train.lr": 0.01}, 0.9)
+    assert starts.unused(cfg, space, starts.of(cfg), [same]) == []
+
+
+def test_trials_are_counted_without_the_cells_that_break_a_limit() -> None:
+    """A start that no trial began with was not named: it had room among trials that are not run."""
+    texts = {"model.side_px": "grid(32, 42, 52)", "train.lr": "loguniform(1e-4, 1e-1)"}
+    space = parse.parse(texts, JOB.training)
+    shapes = {px: replace(space.job, {"model.side_px": px}).model.shape for px in (32, 42, 52)}
+    barred = {shapes[px]: "" if px == 32 else "it is too slow" for px in shapes}
+    rates = [{"train.lr": 0.01}, {"train.lr": 0.02}]
+    cfg = SearchConfig(samples=3, space=texts, start=rates[0], starts=(rates[1],))
+    assert starts.unused(cfg, space, starts.of(cfg)) == []
+    (line,) = starts.unused(cfg, with_(space, barred=barred), starts.of(cfg))
+    assert line == "search.starts.0 is left out: of 3 trials 1 are starts"
 
 
 def one_in_ten() -> Space:

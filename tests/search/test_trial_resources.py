@@ -106,6 +106,24 @@ def test_hyperband_has_room_for_all_of_its_groups() -> None:
     assert 16 * (found.trial["CPU"] + 2 * found.worker["CPU"]) <= 2
 
 
+@pytest.mark.parametrize("scheduler", ["hyperband", "pbt"])
+@pytest.mark.parametrize(
+    ("samples", "workers", "way_out"),
+    [
+        (3, 2, r"Set search\.samples=2, or fewer"),
+        (3, 8, r"Leave 2 of the 4 combinations in the grid of .* and set search\.samples=1, or"),
+        (1, 8, r"Leave 2 of the 4 combinations in the grid of search\.space, or fewer"),
+    ],
+)
+def test_the_trials_that_fit_are_those_of_a_whole_grid(
+    scheduler: str, samples: int, workers: int, way_out: str
+) -> None:
+    """search.samples=8 was the way out for eight trials, and with a grid of four it made 32."""
+    changes = {"train.workers": workers, "search.scheduler": scheduler, "search.samples": samples}
+    with pytest.raises(ClusterError, match=rf"{4 * samples} trials of .* do not.*{way_out}"):
+        fitted({"CPU": 64, "GPU": 16}, 4 * samples, **changes)
+
+
 def test_no_more_run_side_by_side_than_there_is_room_for() -> None:
     two = {"CPU": 2.0}
     assert at_once(fitted(two, 16), two, 16) == 2

@@ -24,7 +24,7 @@ from raypipe.job import Job
 from raypipe.models import fingerprint
 from raypipe.search import feasible, tuner
 from raypipe.search.result import SearchResult
-from raypipe.search.space import parse
+from raypipe.search.space import defaults, parse
 from raypipe.search.trials import trial_data, tune_patches
 from raypipe.search.trials.standing import Standing
 from raypipe.train import checkpoint, trainer
@@ -306,6 +306,24 @@ def test_what_trials_draw_and_what_a_refit_changes_count_for_augmentation(
     job = validate(Job, given | {"search": {"space": space, "refit": refit}})
     said = tuner._idle_augment(job.search, parse.parse(space, job.training))
     assert said.startswith(named) and bool(said) == bool(named)
+
+
+def test_what_only_fine_tuning_draws_is_not_named_for_frozen_features() -> None:
+    """`raypipe tune model.mode=frozen` was told that five settings have no effect. Nobody had set
+    them, and no trial draws them.
+    """
+    job = validate(Job, {"table": {"uri": "x"}, "model": {"mode": "frozen"}})
+    cfg = defaults.with_default_space(job.training, job.search, {"train": 200}, gpu=False)
+    assert cfg.space is not None and "augment.policy" in cfg.space
+    assert tuner._idle_augment(cfg, parse.parse(cfg.space, job.training)) == ""
+    # What all trials may draw is named, and what depends on it.
+    texts = {
+        "augment.policy": "choice(none, randaugment)",
+        "augment.policy_magnitude": "uniform(0.1, 0.6) if augment.policy == 'randaugment'",
+        "augment.hue": "uniform(0, 0.1) if model.mode == 'finetune'",
+    }
+    said = tuner._idle_augment(job.search, parse.parse(texts, job.training))
+    assert said.startswith("augment.policy, augment.policy_magnitude have no effect")
 
 
 def test_a_space_that_cannot_be_is_refused_before_anything_is_written(

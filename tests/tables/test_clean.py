@@ -173,6 +173,12 @@ def test_verdicts_on_some_rows_are_not_taken_for_verdicts_on_all(
     assert clean(source, CleanConfig()).counts == {"broken": 1}
 
 
+def plan(source: TableConfig, cfg: CleanConfig) -> str:
+    """A dry run of raypipe clean."""
+    job = validate(Job, {"table": source.model_dump(), "clean": cfg.model_dump(mode="json")})
+    return predicting.clean(At(job, cast(Any, None), {}, 1, "here", [])).verb
+
+
 def test_a_table_that_gained_rows_since_is_refused(tmp_path: Path, textured: Draw) -> None:
     """Few images: fastdup is not asked below ten, and what does not decode is still found. A null
     is one of them.
@@ -187,6 +193,9 @@ def test_a_table_that_gained_rows_since_is_refused(tmp_path: Path, textured: Dra
     )
     with pytest.raises(DataError, match=r"has changed since version 0 .*Pin the newest"):
         clean(source, CleanConfig())
+    # The verdicts are kept. So a dry run knows it, too, and made a plan.
+    with pytest.raises(DataError, match=r"has changed since version 0 .*Pin the newest"):
+        plan(source, CleanConfig())
     done = clean(source.model_copy(update={"version": None}), CleanConfig())
     assert done.counts == {"broken": 2}
     assert ids(source.uri) == {named(textured(1)), named(textured(2)), "later"}
@@ -206,15 +215,10 @@ def test_a_version_that_was_cleaned_is_refused_before_it_is_judged(
         with pytest.raises(DataError, match=says):
             clean(source, CleanConfig())
     assert judged == []
-
-    def plan(dark: float) -> str:
-        job = validate(Job, {"table": source.model_dump(), "clean": {"dark": dark}})
-        return predicting.clean(At(job, cast(Any, None), {}, 1, "here", [])).verb
-
     # A dry run made a plan of it.
     with pytest.raises(DataError, match=says):
-        plan(CleanConfig().dark)
-    assert plan(9.0) == "clean"
+        plan(source, CleanConfig())
+    assert plan(source, other) == "clean"
     # Who drops nothing may look at any version, and what is done is done.
     assert clean(source, CleanConfig(drop=(), tag="seen")).counts == {"broken": 1}
     assert clean(source, other).dropped == 1

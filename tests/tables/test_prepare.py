@@ -7,7 +7,8 @@ import io
 import json
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from deltalake import DeltaTable
 from PIL import Image
 
-from raypipe.config import validate
+from raypipe.config import key_of, validate
 from raypipe.errors import DataError, RaypipeError
 from raypipe.images import decode
 from raypipe.images.smaller import Shape
@@ -26,7 +27,7 @@ from raypipe.tables.changes import Place
 from raypipe.tables.ingest import ingest
 from raypipe.tables.ingest_config import IngestConfig
 from raypipe.tables.prepare import run
-from raypipe.tables.prepare.plan import Work
+from raypipe.tables.prepare.plan import FORMAT, Work
 from raypipe.tables.prepare.run import PrepareResult, prepare
 from raypipe.tables.prepare.staged import FOLDER
 from raypipe.tables.table import Columns, ImageTable, TableConfig, append
@@ -230,6 +231,50 @@ def test_a_column_that_became_another_or_wider_is_refused(
     assert prepare(source, dst, Shape(SIDE)).made == 0
 
 
+@contextmanager
+def recorded_before(
+    source: TableConfig, monkeypatch: pytest.MonkeyPatch, *more: object
+) -> Iterator[None]:
+    """Records as an older raypipe wrote them: without roles, and with this line."""
+    table = ImageTable.open(source)
+    chosen = (source.where, source.sample_key, source.columns.image, Shape(SIDE))
+    line = key_of("prepared", FORMAT, table.pin().table_id, *chosen, *more)
+    with monkeypatch.context() as patched:
+        patched.setattr(Work, "line", line)
+        patched.setattr(Work, "roles", "")
+        yield
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_tags_of_a_record_of_before_count_where_each_order_was_found(
+    lists: bool, two_hundred: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a column of texts it missed some orders. Tables of lists were refused as well."""
+    few = rows(list(two_hundred[:6]))
+    if not lists:
+        place = few.schema.get_field_index("label")
+        few = few.set_column(place, "label", pa.array(["a|c", "b|c"] * 3))
+    append(str(tmp_path / "src"), few, "made")
+    where: dict[str, Any] = {"label": "c|a"}
+    source = TableConfig(uri=str(tmp_path / "src"), columns=Columns(id="nr"), where=where)
+    dst = str(tmp_path / "dst")
+    with recorded_before(source, monkeypatch):
+        assert prepare(source, dst, Shape(SIDE)).made == 3
+    if lists:
+        assert prepare(source, dst, Shape(SIDE)).made == 0
+    else:
+        with pytest.raises(DataError, match=r"prepared from something else.*--full"):
+            prepare(source, dst, Shape(SIDE))
+    # Under another name the line said so, and by then each order was found in texts, too.
+    renamed = [name.replace("label", "tags") for name in few.column_names]
+    append(str(tmp_path / "own"), few.rename_columns(renamed), "made")
+    columns, where = Columns(id="nr", label="tags"), {"tags": "c|a"}
+    named = TableConfig(uri=str(tmp_path / "own"), columns=columns, where=where)
+    with recorded_before(named, monkeypatch, ("", "tags")):
+        prepare(named, str(tmp_path / "named"), Shape(SIDE))
+    assert prepare(named, str(tmp_path / "named"), Shape(SIDE)).made == 0
+
+
 def test_other_columns_of_ids_or_labels_choose_other_rows(
     src: TableConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,12 +285,14 @@ def test_other_columns_of_ids_or_labels_choose_other_rows(
     other = sample.model_copy(update={"columns": Columns(id="split")})
     with pytest.raises(DataError, match="prepared from something else"):
         prepare(other, dst, Shape(SIDE))
-    # A record of before, which does not say which they were.
-    older = str(tmp_path / "older")
-    with monkeypatch.context() as patched:
-        patched.setattr(Work, "roles", "")
-        prepare(sample, older, Shape(SIDE))
-    assert prepare(sample, older, Shape(SIDE)).made == 0
+    # Records of before: the first ones do not say which they were, and then the line did.
+    before: dict[str, list[object]] = {"first": [], "then": [("nr", "")]}
+    for name, more in before.items():
+        with recorded_before(sample, monkeypatch, *more):
+            prepare(sample, str(tmp_path / name), Shape(SIDE))
+        assert prepare(sample, str(tmp_path / name), Shape(SIDE)).made == 0
+    with pytest.raises(DataError, match="prepared from something else"):
+        prepare(other, str(tmp_path / "then"), Shape(SIDE))
     # Where neither a sample nor a condition uses them, the names say nothing of the rows.
     whole = str(tmp_path / "whole")
     prepare(src, whole, Shape(SIDE))

@@ -13,7 +13,7 @@ from raypipe.config import RunConfig, validate
 from raypipe.errors import DataError
 from raypipe.tables.commits import rows_once
 from raypipe.tables.table import TableVersion
-from raypipe.watch import calls, evidence_row, records
+from raypipe.watch import calls, cycle, evidence_row, records
 from raypipe.watch.check import CheckResult
 from raypipe.watch.cycle import Journal
 from raypipe.watch.decide import Decision
@@ -145,6 +145,33 @@ def test_a_retrain_that_broke_is_called_for_again(run: RunConfig, policy: dict[s
     assert calls.of_check(*of).act
     past.add("x", "ended", "h", {"device_s": 7200.0})
     assert not calls.of_check(*of).act
+
+
+@pytest.mark.parametrize("policy", [{"cooldown": 3}, {"daily_cap": 1}])
+def test_a_retrain_that_is_under_way_is_an_earlier_one(
+    run: RunConfig, policy: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted as broken: a check on another machine began a second one, which ended at once."""
+    watch = validate(WatchConfig, {"policy": policy})
+    past = Journal(str(run.path / "retrains"), "cells@champion", None)
+    past.add("x", "held", "h", {"checks": 1, **cycle._process(), "kernel": "of another machine"})
+    of = run, watch, "cells@champion", "cells/1", None, checked(run, "1", True)
+    assert not calls.of_check(*of).act
+    past.add("x", "beat", "h", {})
+    assert not calls.of_check(*of).act
+    # It was silent for longer than a lease.
+    with monkeypatch.context() as patched:
+        patched.setattr(cycle, "LEASE_S", 0.0)
+        assert calls.of_check(*of).act
+    # One of this machine that has ended without a word is seen at once, and goes on.
+    dead = cycle._process() | {"started": 0.0, "ticks": -1}
+    past.add("x", "held", "other", dead)
+    assert calls.of_check(*of).act
+    past.add("x", "held", "third", cycle._process())
+    assert not calls.of_check(*of).act
+    past.add("x", "failed", "third", {"why": "the store was away"})
+    past.add("x", "released", "third", {})
+    assert calls.of_check(*of).act
 
 
 def test_on_a_night_of_few_images_earlier_checks_call_for_a_retrain(run: RunConfig) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ray.tune.search import ConcurrencyLimiter
 
@@ -28,6 +28,7 @@ from raypipe.train.job import TrainJob
 log = logging.getLogger("raypipe")
 # Fields of a start that decide how long its model takes.
 _SHAPING = ("model.name", "model.side_px", "model.views")
+EARLIER = -1  # the place of a start that no setting names
 
 
 def plan(job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier]) -> list[Changes]:
@@ -51,30 +52,47 @@ def plan(job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier])
                 raise
     if missing := cfg.samples * len(cells) - len(trials):
         log.warning("%d trials are left out: the job refuses nearly all draws", missing)
-    begin = _starts(job, cfg, space, earlier, len(trials))
+    begin = [start.trial for start in begun(job, cfg, space, earlier, len(trials))]
     return [*begin, *trials[len(begin) :]]
 
 
-def _starts(
+class Start(NamedTuple):
+    """A start that a trial begins with.
+
+    place: 0 is search.start, and search.starts follow; EARLIER is the best trial of an earlier
+    search. keyed: its values by branch key. trial: all values of its trial.
+    """
+
+    place: int
+    keyed: Changes
+    trial: Changes
+
+
+def begun(
     job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier], total: int
-) -> list[Changes]:
+) -> list[Start]:
     """The first of `total` trials: values that are known to be good, where the space has them."""
     seed = job.run.seed
     cells = _cells(seed, space)
-    known = [space.keyed(start) for start in (cfg.start or {}, *(cfg.starts or ()))]
-    done: list[Changes] = [{}]
-    trials: list[Changes] = []
-    for start in [*(hint.keyed for hint in earlier[:1]), *known]:
-        at = len(trials)
-        if start in done or at == most(total):
+    known = {EARLIER: hint.keyed for hint in earlier[:1]}
+    for place, start in enumerate((cfg.start or {}, *(cfg.starts or ()))):
+        known[place] = space.keyed(start)
+    taken: list[Start] = []
+    for place, keyed in known.items():
+        at = len(taken)
+        if not keyed or any(keyed == one.keyed for one in taken) or at == most(total):
             continue
         # This job may refuse what another job's trial was, or what a portfolio has.
         with suppress(ConfigError):
             cell = cells[at % len(cells)]
-            whole = start | cell if at else _first(seed, space, start, cell)
-            trials.append(space.trial(seed, at, whole, TRIES))
-            done.append(start)
-    return trials
+            whole = keyed | cell if at else _first(seed, space, keyed, cell)
+            taken.append(Start(place, keyed, space.trial(seed, at, whole, TRIES)))
+    return taken
+
+
+def number_of(cfg: SearchConfig, space: Space) -> int:
+    """How many trials the search has. Raises ConfigError if search.limits bar all of its grid."""
+    return cfg.samples * len(_cells(space.job.run.seed, space))
 
 
 def _cells(seed: int, space: Space) -> list[Changes]:
@@ -133,5 +151,5 @@ def searcher(
     if cfg.searcher == "random":
         return ConcurrencyLimiter(Planned(job, trials, spare), concurrent)
     kind = Bohb if cfg.searcher == "bohb" else Suggested
-    starts = len(_starts(job, cfg, space, earlier, len(trials)))
+    starts = len(begun(job, cfg, space, earlier, len(trials)))
     return ConcurrencyLimiter(kind(job, cfg, trials, space, earlier, folder, starts), concurrent)

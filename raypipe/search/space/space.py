@@ -137,6 +137,14 @@ class Space:
                 undecided.add(field.name)
         return keyed
 
+    def drawable(self, known: Mapping[str, Any]) -> set[str]:
+        """The other fields that a trial with these values may draw. known: by field."""
+        drawable: set[str] = set()
+        for field in self.fields:
+            if field.name not in known and self._possible(field, {**known}, drawable)[0]:
+                drawable.add(field.name)
+        return drawable
+
     def _possible(
         self, field: Field, settled: Changes, undecided: set[str]
     ) -> tuple[list[Branch], bool]:

@@ -13,6 +13,7 @@ The functions are pure: the numbers are known before a search starts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -119,7 +120,10 @@ def _several_workers(
     cpu_share = min(1.0, (cpus / wanted - WAITING_CPU) / workers)
     if cpu_share < LEAST_CPU or (gpu and wanted > fitting):
         have = f"{gpus:g} GPUs" if gpu else f"{cpus:g} CPUs"
-        raise _no_room(f"{wanted} trials of {workers} workers", have, cfg, all_at_once, fitting)
+        fewer = f"Set search.concurrent={max(1, fitting)}"
+        if all_at_once:
+            fewer = _fewer_in_all(cfg, trials, fitting)
+        raise _no_room(f"{wanted} trials of {workers} workers", have, cfg, fewer)
 
     worker = {"CPU": int(cpu_share * 1000) / 1000}  # rounded down, so that the sum fits
     if gpu:
@@ -127,20 +131,26 @@ def _several_workers(
     return TrialResources({"CPU": WAITING_CPU}, worker, wanted)
 
 
-def _no_room(
-    wanted: str, have: str, cfg: SearchConfig, all_at_once: bool, fitting: int
-) -> ClusterError:
-    if all_at_once:
+def _no_room(wanted: str, have: str, cfg: SearchConfig, fewer: str) -> ClusterError:
+    if cfg.populated:
         rule = "A population is trained all at once"
-        if not cfg.populated:
-            rule = f"search.scheduler={cfg.scheduler} starts its trials all at once"
-        setting = "search.samples"
+    elif cfg.scheduler == "hyperband":
+        rule = f"search.scheduler={cfg.scheduler} starts its trials all at once"
     else:
         rule = "Every trial that is started needs its workers"
-        setting = "search.concurrent"
     return ClusterError(
         f"{wanted} do not fit side by side",
         got=have,
         rule=rule,
-        fix=f"Set {setting}={max(1, fitting)}, or fewer train.workers",
+        fix=f"{fewer}, or fewer train.workers",
     )
+
+
+def _fewer_in_all(cfg: SearchConfig, trials: int, fitting: int) -> str:
+    """What to set, so that a search of `trials` has as few as fit."""
+    # search.samples says how often a grid is run whole.
+    combinations = math.ceil(trials / cfg.samples)
+    if combinations == 1 or combinations <= fitting:
+        return f"Set search.samples={max(1, fitting // combinations)}"
+    fix = f"Leave {max(1, fitting)} of the {combinations} combinations in the grid of search.space"
+    return f"{fix} and set search.samples=1" if cfg.samples > 1 else fix

@@ -18,6 +18,7 @@ from raypipe.models.labels import BAR
 from raypipe.tables import between, commits, prepared, scan
 from raypipe.tables.address import UNITY, resolve
 from raypipe.tables.between import Rows
+from raypipe.tables.conditions import is_listed
 from raypipe.tables.fragment import Options
 from raypipe.tables.prepare.parts import out_schema
 from raypipe.tables.prepare.staged import FOLDER
@@ -45,21 +46,49 @@ class Work:
     @property
     def line(self) -> str:
         """Names all that determines the rows but the source's version, and the roles of columns."""
-        chosen = (self.source.where, self.source.sample_key, self.table.columns.image)
         # A condition on tags finds each of their orders; an older raypipe looked for the text.
+        tags = ["in each order"] if self._wants_tags else []
+        return self._line(*tags)
+
+    def _line(self, *more: object) -> str:
+        chosen = (self.source.where, self.source.sample_key, self.table.columns.image)
+        return key_of("prepared", FORMAT, self.version.table_id, *chosen, self.shape, *more)
+
+    @property
+    def _wants_tags(self) -> bool:
         wanted = self.source.where.get(self.table.columns.label, ())
         texts = [wanted] if isinstance(wanted, str) else wanted
-        tags = ["in each order"] if any(BAR in text for text in texts) else []
-        return key_of("prepared", FORMAT, self.version.table_id, *chosen, self.shape, *tags)
+        return any(BAR in text for text in texts)
 
     @property
     def roles(self) -> str:
         """Names the columns whose role decides which rows there are: a sample goes by id, and a
         condition on labels finds each spelling of a class.
         """
+        return key_of(*self._deciding)
+
+    @property
+    def _deciding(self) -> tuple[str, str]:
+        """The columns of ids and of labels, where they decide; "" where they do not."""
         columns = self.table.columns
         by_id = columns.id if self.source.sample < 1 else ""
-        return key_of(by_id, columns.label if columns.label in self.source.where else "")
+        return by_id, columns.label if columns.label in self.source.where else ""
+
+    def is_of(self, origin: Origin) -> bool:
+        """Does the record say of its rows what this work asks for?"""
+        if origin.roles:
+            return (origin.line, origin.roles) == (self.line, self.roles)
+        # An older raypipe wrote no roles apart. For a while it wrote unusual ones into the line.
+        if origin.line == self._line(self._deciding):
+            return True
+        # Of tags in a column of texts it may have missed some orders, in a column of lists none.
+        return origin.line == self._line() and (self._has_lists or not self._wants_tags)
+
+    @property
+    def _has_lists(self) -> bool:
+        """Are the source's labels lists of tags?"""
+        schema, name = source_schema(self), self.table.columns.label
+        return name in schema.names and is_listed(schema.field(name).type)
 
     def state(self, version: TableVersion) -> str:
         """A hash of all rows of a version of the source, as its log tells. Raises DataError.
@@ -183,8 +212,7 @@ def _missing(work: Work, base: DeltaTable) -> Plan | None:
             rule="An earlier version was restored, or its properties were changed",
             fix=WAY_OUT,
         )
-    # An earlier raypipe did not write the roles.
-    if origin.line != work.line or origin.roles not in ("", work.roles):
+    if not work.is_of(origin):
         raise DataError(
             f"{work.dst} was prepared from something else, or in another way",
             got=f"{origin}, side {origin.side_px}, format {origin.coding}",
