@@ -129,6 +129,8 @@ def search(
     asked, cfg = cfg, cfg.model_copy(update={"refit": None})
     folder = job.run.path / "search" / key
     begins = not folder.exists()
+    # A finished one may run out of time, too: until its limits are measured and its result is read.
+    ledger.goes_on = (folder / "tune").exists() or (folder / "result.json").exists()
     if begins and (said := left.unfinished(folder, dump(job, search=cfg), key_at, rows.version)):
         log.warning("%s", said)
     started = time.perf_counter()

@@ -246,6 +246,28 @@ def test_a_budget_that_is_too_short_says_how_long_it_has_to_be() -> None:
     assert "search.budget_s=60 or more" in str(early.too_short()), "20 s, and then 40, were too few"
 
 
+def test_after_a_kill_a_longer_budget_is_no_way_out() -> None:
+    """It is another search: who followed the advice lost all finished trials."""
+    made, clock = ledger(28.0, splits=(400, 600))
+    made.goes_on = True
+    clock.now += 8
+    made.started()
+    clock.now += 1
+    with pytest.raises(TooShort, match="no time left to go on with it") as raised:
+        made.trials_begin()
+    said = str(raised.value)
+    assert "start 8 s, reading 1 s" in said and "Run the same command again" in said
+    assert "is another search" in said and "or more" not in said
+    # Trials that went on and finished no epoch need more time, and so does a first run.
+    began, _ = ledger(600.0)
+    began.goes_on = True
+    began.trials_begin()
+    assert str(began.too_short()).endswith(" or more.")
+    # Before the search is known, it may be either.
+    unknown = str(ledger(5.0)[0].too_short())
+    assert "search.budget_s=60 or more" in unknown and "interrupted before" in unknown
+
+
 def test_no_trial_begins_without_time_for_it() -> None:
     made, clock = ledger(28.0, splits=(400, 600))
     clock.now += 8
