@@ -39,7 +39,7 @@ from raypipe.train.measure.utilisation import utilisation
 from raypipe.train.origin import CalledFor
 from raypipe.train.publish import publish
 from raypipe.train.spark_place import refuse
-from raypipe.work import artifacts, in_time, kept_refits, monitoring
+from raypipe.work import artifacts, in_time, kept_refits, lacking, monitoring
 from raypipe.work.results.models import Registered, Searched, Trained
 from raypipe.work.show import Show, Training
 
@@ -305,6 +305,7 @@ def search_and_register(
             version = publish(
                 store, plan, result.best, "search", children, folders, asked, until, result.stay
             )
+        lacking.note(version, result.job.run, ledger)
         kept_refits.settle(job, found, result, ledger)
         finished.close(result)
     return result, version, store

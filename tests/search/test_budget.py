@@ -375,6 +375,29 @@ def test_in_a_short_budget_shifted_copies_get_what_an_ensemble_and_a_refit_leave
         assert after.fit_s == during.fit_s
 
 
+def test_without_time_for_shifted_copies_the_package_does_not_name_the_users_setting() -> None:
+    """It said "registry.severity_images is 0", which nobody had set."""
+    metrics = {"images_per_s": 100.0, "step_s": 0.3, "forward_s": 0.1}
+    trial = Trial("trial-0", {}, 0.9, 3, False, (metrics,), "somewhere")
+    tuned = ModelConfig(mode="finetune", side_px=128)
+    found: Any = SimpleNamespace(
+        trials=(trial,),
+        again=(),
+        stay=(),
+        shares=(),
+        refitted=False,
+        models={"trial-0": tuned},
+        job=SimpleNamespace(model=tuned, train=TrainConfig(workers=2)),
+        plan=SimpleNamespace(job=SimpleNamespace(registry=RegistryConfig())),
+    )
+    made, clock = ledger(600.0, splits=(400, 600), shifted=1800, least_shifted=360)
+    clock.now += 590
+    plan, until = in_time.ending(found, made)
+    assert plan is found.plan and until is not None and until <= time.monotonic()
+    # The registered version says what became of it: see test_lacking.py.
+    assert made.notes == []
+
+
 def test_a_soup_and_its_first_trial_are_two_networks() -> None:
     """They were told as one, and the end took as long again as was planned."""
     metrics = {"images_per_s": 100.0, "step_s": 0.3, "forward_s": 0.1}

@@ -17,7 +17,7 @@ from raypipe.config import replace
 from raypipe.failures import explain
 from raypipe.files import is_owned
 from raypipe.job import Job
-from raypipe.search import opening, refit, several, tuner
+from raypipe.search import budget, opening, refit, several, tuner
 from raypipe.search.leaderboard import FIRST
 from raypipe.search.ledger import Ledger, TooShort
 from raypipe.search.space import defaults
@@ -286,6 +286,33 @@ def test_a_search_whose_time_was_over_before_an_epoch_begins_its_trials_when_it_
         training.search_and_register(job, Shown(lambda standings: None), ledger=late)
     result, _, _ = searched(job)
     assert sum(trial.drawn for trial in result.trials) == 1
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_rerun_says_what_judges_the_version_that_is_registered(
+    cells: TableConfig, searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said what its own clock would have planned, beside the metrics of another plan."""
+    own = {"search.samples": 1, "search.refit": None, "table.uri": cells.uri}
+    job = searches(tmp_path, **ASKED | own)
+
+    def on_a_slow_host(job: Job) -> tuple[Any, list[str]]:
+        with monkeypatch.context() as patched:
+            patched.setattr(budget, "judged_images", lambda *given: 5)
+            _, version, ledger = searched(job)
+        return version, ledger.notes
+
+    def on_a_fast_host(job: Job) -> tuple[Any, list[str]]:
+        _, version, ledger = searched(job)
+        return version, ledger.notes
+
+    version, said = on_a_slow_host(job)
+    assert len(said) == 1 and said[0].startswith("At most 5 images of a split judge the model")
+    assert on_a_fast_host(job) == (version, said)
+    # And the other way round, in another registry.
+    other = replace(job, {"registry.model": "other"})
+    version, said = on_a_fast_host(other)
+    assert said == [] and on_a_slow_host(other) == (version, [])
 
 
 @pytest.mark.usefixtures("ray_session")
