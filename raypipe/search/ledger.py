@@ -302,9 +302,9 @@ class Ledger:
         }
 
     def facts(self) -> dict[str, str]:
-        """For people."""
+        """For people; without a budget the notes alone."""
         if self.budget_s is None:
-            return {}
+            return {"notes": ". ".join(self.notes)} if self.notes else {}
         parts = []
         for name, phase in self.phases.items():
             text = f"{name} {phase.spent_s:.0f} s"

@@ -152,6 +152,7 @@ def search(
     seconds = time.perf_counter() - started
     result = finished.result_of(folder, key, space, rows, seconds)
     # Kept with the result: whoever takes it up is told, too.
+    ledger.notes += [note for note in result.notes if note not in ledger.notes]
     if result.checked_on:
         ledger.notes.append(f"The ensemble was checked {result.checked_on}")
     return result
@@ -249,7 +250,7 @@ def _search_into(
             if cfg.ensemble > 1:
                 several.ensemble(folder, job, cfg, heads, pinned, first.data, ledger)
 
-        opening.end_with(folder, job, cfg, first, why, combine)
+        opening.end_with(folder, job, cfg, first, why, combine, ledger.notes)
 
     if space.all_barred:
         if not is_answered:
@@ -308,7 +309,8 @@ def _search_into(
         ledger.notes.append("No soup: a head of the first answer is better than all trials")
     if cfg.ensemble > 1:
         several.ensemble(folder, job, cfg, trials, pinned, data, ledger)
-    trial_files.write(folder / "result.json", trials, stopped, decoded_images(data))
+    decoded = decoded_images(data)
+    trial_files.write(folder / "result.json", trials, stopped, decoded, ledger.notes)
     kept.clear(folder, trials)
 
 

@@ -218,7 +218,7 @@ def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
     test = _test(result.plan, result.best, store)
     a_second = price.usd_per_device_s if price else None
     parts = outcome.blocks(result, *_timings(result, ledger))
-    page = search_page.write(result, version, store, test, a_second, parts)
+    page = search_page.write(result, version, store, test, a_second, parts, ledger.notes)
     # From the start of the process, as a budget counts.
     seconds, device_s = ledger.spent_s, result.device_s
     spent = Spent(seconds, device_s, price, result.spared.share, result.spared.device_s)

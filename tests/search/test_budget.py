@@ -539,6 +539,9 @@ def test_without_a_budget_a_ledger_only_counts() -> None:
     made.trials_begin()
     assert made.is_over(3, None) is None and made.left_s(3, None) is None
     assert made.summary() is None and made.facts() == {}
+    # What was not made is said all the same.
+    made.notes += ["No soup: no trial has begun", "No refit: it diverged"]
+    assert made.facts() == {"notes": "No soup: no trial has begun. No refit: it diverged"}
     with made.reading():
         pass
 
