@@ -174,8 +174,8 @@ def test_checkpoints_and_searches_are_read_right(left: Path) -> None:
         assert saved.state.epoch == 1 and len(saved.state.history) == 1
         assert all(np.isfinite(t.numpy()).all() for t in saved.weights.values())
     (file,) = (left / "run" / "search").glob("*/result.json")
-    trials, stopped, decoded = trial_files.read(file)
-    assert len(trials) == 2 and stopped is None and decoded
+    trials, stopped, decoded, notes = trial_files.read(file)
+    assert len(trials) == 2 and stopped is None and decoded and notes == ()
     assert trials[0].metric >= trials[1].metric and set(trials[0].changes) == {"train.lr"}
 
 

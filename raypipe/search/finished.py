@@ -35,7 +35,7 @@ def close(result: SearchResult) -> Path:
 def result_of(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float) -> SearchResult:
     """The result of a finished search, read from its folder."""
     job = space.job
-    trials, stopped, decoded = trial_files.read(folder / "result.json")
+    trials, stopped, decoded, notes = trial_files.read(folder / "result.json")
     # A kill may have come right after result.json.
     kept.clear(folder, trials)
     best = trials[0]
@@ -69,6 +69,7 @@ def result_of(folder: Path, key: str, space: Space, pinned: Pinned, seconds: flo
         metric=job.train.stopping.metric,
         seconds=seconds,
         stopped=stopped,
+        notes=notes,
         decoded=decoded,
         full_epochs=sum(trial.whole(job.train.epochs) for trial in trials if trial.drawn),
         members=model.members if model else (),

@@ -73,6 +73,9 @@ class Ledger:
         self.notes: list[str] = []
         self.waits_for: Path | None = None
         """A folder that another process works in."""
+        self.goes_on: bool | None = None
+        """Did an earlier run leave trials of this search, which have not gone on yet? None: the
+        search is not known yet."""
         self.on_over: Callable[[], None] = lambda: None
         """Called when trials have to end."""
         self._clock = clock
@@ -128,6 +131,8 @@ class Ledger:
         if self.is_over(1, None):
             # To start trials and to stop them again would take seconds that are not there.
             raise self.too_short()
+        # If there is still no epoch when they end, the budget is too short, and a rerun no help.
+        self.goes_on = False
 
     def is_over(self, trials: int, speed: Speed | None) -> str | None:
         """Why trials have to end now; None: they may go on.
@@ -217,17 +222,28 @@ class Ledger:
             )
         spent = {name: one.spent_s for name, one in self.phases.items() if one.spent_s >= 0.5}
         took = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in spent.items())
+        took = took or "the start took all of it"
+        if self.goes_on:
+            # A longer budget would be another search, which begins with nothing.
+            return TooShort(
+                "This search was begun before, and there was no time left to go on with it",
+                got=f"search.budget_s={self.budget_s:g}",
+                rule=f"{took}; another search.budget_s is another search",
+                fix="Run the same command again: what its trials finished is kept",
+            )
         ending = self.ending(1, None)
         least = 1.5 * self.spent_s + 1.25 * ending.seconds
         if not self.start_s:
             # Nothing is known of this machine or of the table before the cluster runs.
             least = max(least, UNKNOWN_S)
+        fix = f"Set search.budget_s={_round_up(least)} or more"
+        if self.goes_on is None:
+            fix += ". Only if this search was interrupted before, run the same command again"
         return TooShort(
             "The budget was over before a trial had finished an epoch",
             got=f"search.budget_s={self.budget_s:g}",
-            rule=f"{took or 'the start took all of it'}; test and registration need about "
-            f"{ending.seconds:.0f} s",
-            fix=f"Set search.budget_s={_round_up(least)} or more",
+            rule=f"{took}; test and registration need about {ending.seconds:.0f} s",
+            fix=fix,
         )
 
     def reading(
@@ -286,9 +302,9 @@ class Ledger:
         }
 
     def facts(self) -> dict[str, str]:
-        """For people."""
+        """For people; without a budget the notes alone."""
         if self.budget_s is None:
-            return {}
+            return {"notes": ". ".join(self.notes)} if self.notes else {}
         parts = []
         for name, phase in self.phases.items():
             text = f"{name} {phase.spent_s:.0f} s"

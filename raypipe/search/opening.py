@@ -168,17 +168,19 @@ def end_with(
     first: FirstAnswer,
     stopped: str,
     combine: Callable[[list[Trial]], None],
+    notes: Sequence[str] = (),
 ) -> None:
     """Write the result of a search that begins no trial.
 
-    stopped: why. combine: chooses an ensemble of the heads, if there is time for that.
+    stopped: why. combine: chooses an ensemble of the heads, if there is time for that. notes: what
+    was not made; `combine` may add to them.
     """
     rule = job.train.stopping
     ranked = leaderboard.ranked(first.trials, rule.metric, rule.mode)
     trials = kept.Kept(job, cfg, folder).result(ranked)
     combine(trials)
     write_reached(folder, first, [], 0.0, rule.mode)
-    trial_files.write(folder / "result.json", trials, stopped, decoded_images(first.data))
+    trial_files.write(folder / "result.json", trials, stopped, decoded_images(first.data), notes)
     kept.clear(folder, trials)
 
 

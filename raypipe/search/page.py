@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -95,6 +95,15 @@ def ranking(result: SearchResult) -> dict[str, str]:
     return {"order": order}
 
 
+def not_made(notes: Sequence[str]) -> dict[str, str]:
+    """A line about what was asked for and did not come; {} if nothing is missing.
+
+    notes: of the ledger. "No WHAT: WHY" says of something that it was not made.
+    """
+    said = [note.removeprefix("No ") for note in notes if note.startswith("No ")]
+    return {"not made": ". ".join(one[:1].upper() + one[1:] for one in said)} if said else {}
+
+
 def write(
     result: SearchResult,
     version: ModelVersion,
@@ -102,18 +111,19 @@ def write(
     tested: Mapping[str, float],
     usd_per_device_s: float | None = None,
     parts: tuple[report.Block, ...] = (),
+    notes: Sequence[str] = (),
 ) -> Path:
     """Write the page of one search into its folder; returns its path.
 
     version: the registered model's. tested: its metrics on the test split. usd_per_device_s: what a
-    second of a device costs; None: not known. parts: of `outcome.blocks`.
+    second of a device costs; None: not known. parts: of `outcome.blocks`. notes: see `not_made`.
     """
     header = report.Header(
         f"Search on {Path(result.best.version.uri).name}",
         result.stopped or "",
         result.key,
         datetime.now(timezone.utc),
-        _facts(result, version, tested, usd_per_device_s),
+        _facts(result, version, tested, usd_per_device_s, notes),
     )
     # Where the model comes from: commit, registry and the whole job.
     sources = (("Code", made_by.commit() or "no checkout"), ("MLflow", store.uri))
@@ -128,6 +138,7 @@ def _facts(
     version: ModelVersion,
     tested: Mapping[str, float],
     usd_per_device_s: float | None,
+    notes: Sequence[str] = (),
 ) -> tuple[tuple[str, str], ...]:
     """(name, text) of the lines at the page's head."""
     began = begun(result.drawn, result.heads)
@@ -136,7 +147,7 @@ def _facts(
         ("Table", str(result.best.version)),
         ("Decoded", f"{result.decoded:,} images, for {began}"),
     ]
-    lines = first_answer(result) | combined(result) | refit.summary(result)
+    lines = first_answer(result) | combined(result) | refit.summary(result) | not_made(notes)
     for name, text in lines.items():
         facts.append((name.capitalize(), text))
     if result.shares and result.checked_on:

@@ -49,6 +49,9 @@ class SearchResult:
     stopped: str | None = None
     """Why the search ended before its last trial."""
 
+    notes: tuple[str, ...] = ()
+    """What the search was to make and did not, as an ensemble, and why; a refit is not among it."""
+
     decoded: int = 0
     """How many images were decoded, for all trials together."""
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from dataclasses import replace as with_
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 
@@ -38,25 +38,46 @@ FORMAT = 3
 REACHED = "reached.json"
 
 
-def write(file: Path, trials: Iterable[Trial], stopped: str | None, decoded: int) -> None:
-    """Write result.json; see `read`."""
+class Outcome(NamedTuple):
+    """What result.json says.
+
+    trials: from best to worst. stopped: why the search ended before its last one. decoded: images.
+    notes: what it did not make, and why; () in results of older versions.
+    """
+
+    trials: tuple[Trial, ...]
+    stopped: str | None
+    decoded: int
+    notes: tuple[str, ...]
+
+
+def write(
+    file: Path,
+    trials: Iterable[Trial],
+    stopped: str | None,
+    decoded: int,
+    notes: Sequence[str] = (),
+) -> None:
+    """Write result.json; see `Outcome`."""
     outcome = {
         "format": FORMAT,
         "trials": [asdict(trial) for trial in trials],
         "stopped": stopped,
         "decoded": decoded,
+        "notes": list(notes),
     }
     write_atomic(file, to_json(outcome))
 
 
-def read(file: Path) -> tuple[tuple[Trial, ...], str | None, int]:
-    """(trials from best to worst, why the search ended before its last, images decoded)."""
+def read(file: Path) -> Outcome:
+    """What `write` wrote, or an older version."""
     outcome = json.loads(file.read_text())
     require_format(outcome, FORMAT, file)
     trials = [_read_trial(fields, file.parent / "trials") for fields in outcome["trials"]]
     # They are sorted, but for those that an older version ranked by an epoch of NaN.
     trials.sort(key=lambda trial: trial.checkpoint is None)
-    return tuple(trials), outcome["stopped"], outcome.get("decoded", 0)
+    notes = tuple(outcome.get("notes", ()))
+    return Outcome(tuple(trials), outcome["stopped"], outcome.get("decoded", 0), notes)
 
 
 def _read_trial(fields: dict[str, Any], trials: Path) -> Trial:

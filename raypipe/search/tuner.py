@@ -129,6 +129,8 @@ def search(
     asked, cfg = cfg, cfg.model_copy(update={"refit": None})
     folder = job.run.path / "search" / key
     begins = not folder.exists()
+    # A finished one may run out of time, too: until its limits are measured and its result is read.
+    ledger.goes_on = (folder / "tune").exists() or (folder / "result.json").exists()
     if begins and (said := left.unfinished(folder, dump(job, search=cfg), key_at, rows.version)):
         log.warning("%s", said)
     started = time.perf_counter()
@@ -154,6 +156,7 @@ def search(
     seconds = time.perf_counter() - started
     result = finished.result_of(folder, key, space, rows, seconds)
     # Kept with the result: whoever takes it up is told, too.
+    ledger.notes += [note for note in result.notes if note not in ledger.notes]
     if result.checked_on:
         ledger.notes.append(f"The ensemble was checked {result.checked_on}")
     return result
@@ -252,7 +255,7 @@ def _search_into(
             if cfg.ensemble > 1:
                 several.ensemble(folder, job, cfg, heads, pinned, first.data, ledger)
 
-        opening.end_with(folder, job, cfg, first, why, combine)
+        opening.end_with(folder, job, cfg, first, why, combine, ledger.notes)
 
     if space.all_barred:
         if not is_answered:
@@ -311,7 +314,8 @@ def _search_into(
         ledger.notes.append("No soup: a head of the first answer is better than all trials")
     if cfg.ensemble > 1:
         several.ensemble(folder, job, cfg, trials, pinned, data, ledger)
-    trial_files.write(folder / "result.json", trials, stopped, decoded_images(data))
+    decoded = decoded_images(data)
+    trial_files.write(folder / "result.json", trials, stopped, decoded, ledger.notes)
     kept.clear(folder, trials)
 
 

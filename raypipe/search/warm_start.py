@@ -64,7 +64,7 @@ def _hints_of(other: Path, job: TrainJob, space: Space) -> Iterator[Earlier]:
     try:
         config = yaml.safe_load((other / "config.yaml").read_text(encoding="utf-8"))
         same = _same_question(config, job)
-        trials, _, _ = trial_files.read(other / "result.json")
+        trials = trial_files.read(other / "result.json").trials
     except (OSError, ValueError, KeyError, TypeError, DataError, yaml.YAMLError):
         return
     if not same:

@@ -42,6 +42,7 @@ KNOWN = 500
 """Images as they are, of which the package keeps 32 numbers each."""
 AT_ONCE = 16
 ONE, OTHERS = "all", "(other domains)"
+NO_TIME = "no time was left for shifted copies"
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,11 @@ def in_time(
     """`measured`, or none if it is not done by `until`, of time.monotonic; None: however long."""
     if until is None:
         return measured(job, model, pinned, unseen)
+    if until <= time.monotonic():
+        # Where an estimate makes no sense, more time would give none.
+        return Measured(None, _why_not(job, pinned, unseen) or NO_TIME)
     try:
-        with interrupted(until - time.monotonic(), lambda: OutOfTime("no time was left for it")):
+        with interrupted(until - time.monotonic(), lambda: OutOfTime(NO_TIME)):
             return measured(job, model, pinned, unseen)
     except OutOfTime as e:
         return Measured(None, e.what)

@@ -368,7 +368,8 @@ def _has_more_threads(job: TrainJob) -> bool:
 def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
     """The plan to publish, which judges the model by as many images as there is time for.
 
-    And when shifted copies have to be done, of time.monotonic; None: when they are done.
+    And when shifted copies have to be done, of time.monotonic; None: when they are done. What came
+    of it, the registered version knows (lacking.py).
     """
     plan, forecast = found.plan, ledger.forecast
     if ledger.budget_s is None:
@@ -393,12 +394,11 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
     changes: dict[str, float | int] = {}
     if most < max(forecast.splits, default=0):
         changes["registry.judged_images"] = most
-        ledger.notes.append(f"{most} images of a split judge the model: {rate:.0f} a second")
     until_s = budget.usable(ledger.budget_s) - ledger.spent_s - expected.fixed_s
     left_s = until_s - expected.judged_s - expected.fit_s
     if forecast.shifted and left_s < expected.least_shifted_s:
-        changes["registry.severity_images"] = 0
-        ledger.notes.append("No time for shifted copies: drift checks estimate no accuracy")
+        # None is made. The user's number of images stays, or the package would call it the reason.
+        until_s = 0.0
     elif forecast.shifted:
         changes["registry.severity_s"] = min(registry.severity_s, left_s)
     plan = with_(plan, job=replace(plan.job, changes)) if changes else plan

@@ -39,7 +39,7 @@ from raypipe.train.measure.utilisation import utilisation
 from raypipe.train.origin import CalledFor
 from raypipe.train.publish import publish
 from raypipe.train.spark_place import refuse
-from raypipe.work import artifacts, in_time, kept_refits, monitoring
+from raypipe.work import artifacts, in_time, kept_refits, lacking, monitoring
 from raypipe.work.results.models import Registered, Searched, Trained
 from raypipe.work.show import Show, Training
 
@@ -218,7 +218,7 @@ def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
     test = _test(result.plan, result.best, store)
     a_second = price.usd_per_device_s if price else None
     parts = outcome.blocks(result, *_timings(result, ledger))
-    page = search_page.write(result, version, store, test, a_second, parts)
+    page = search_page.write(result, version, store, test, a_second, parts, ledger.notes)
     # From the start of the process, as a budget counts.
     seconds, device_s = ledger.spent_s, result.device_s
     spent = Spent(seconds, device_s, price, result.spared.share, result.spared.device_s)
@@ -305,6 +305,7 @@ def search_and_register(
             version = publish(
                 store, plan, result.best, "search", children, folders, asked, until, result.stay
             )
+        lacking.note(version, result.job.run, ledger)
         kept_refits.settle(job, found, result, ledger)
         finished.close(result)
     return result, version, store

@@ -246,6 +246,28 @@ def test_a_budget_that_is_too_short_says_how_long_it_has_to_be() -> None:
     assert "search.budget_s=60 or more" in str(early.too_short()), "20 s, and then 40, were too few"
 
 
+def test_after_a_kill_a_longer_budget_is_no_way_out() -> None:
+    """It is another search: who followed the advice lost all finished trials."""
+    made, clock = ledger(28.0, splits=(400, 600))
+    made.goes_on = True
+    clock.now += 8
+    made.started()
+    clock.now += 1
+    with pytest.raises(TooShort, match="no time left to go on with it") as raised:
+        made.trials_begin()
+    said = str(raised.value)
+    assert "start 8 s, reading 1 s" in said and "Run the same command again" in said
+    assert "is another search" in said and "or more" not in said
+    # Trials that went on and finished no epoch need more time, and so does a first run.
+    began, _ = ledger(600.0)
+    began.goes_on = True
+    began.trials_begin()
+    assert str(began.too_short()).endswith(" or more.")
+    # Before the search is known, it may be either.
+    unknown = str(ledger(5.0)[0].too_short())
+    assert "search.budget_s=60 or more" in unknown and "interrupted before" in unknown
+
+
 def test_no_trial_begins_without_time_for_it() -> None:
     made, clock = ledger(28.0, splits=(400, 600))
     clock.now += 8
@@ -351,6 +373,29 @@ def test_in_a_short_budget_shifted_copies_get_what_an_ensemble_and_a_refit_leave
         # They are made if there is time: see in_time.ending.
         assert after.least_shifted_s == during.least_shifted_s
         assert after.fit_s == during.fit_s
+
+
+def test_without_time_for_shifted_copies_the_package_does_not_name_the_users_setting() -> None:
+    """It said "registry.severity_images is 0", which nobody had set."""
+    metrics = {"images_per_s": 100.0, "step_s": 0.3, "forward_s": 0.1}
+    trial = Trial("trial-0", {}, 0.9, 3, False, (metrics,), "somewhere")
+    tuned = ModelConfig(mode="finetune", side_px=128)
+    found: Any = SimpleNamespace(
+        trials=(trial,),
+        again=(),
+        stay=(),
+        shares=(),
+        refitted=False,
+        models={"trial-0": tuned},
+        job=SimpleNamespace(model=tuned, train=TrainConfig(workers=2)),
+        plan=SimpleNamespace(job=SimpleNamespace(registry=RegistryConfig())),
+    )
+    made, clock = ledger(600.0, splits=(400, 600), shifted=1800, least_shifted=360)
+    clock.now += 590
+    plan, until = in_time.ending(found, made)
+    assert plan is found.plan and until is not None and until <= time.monotonic()
+    # The registered version says what became of it: see test_lacking.py.
+    assert made.notes == []
 
 
 def test_a_soup_and_its_first_trial_are_two_networks() -> None:
@@ -494,6 +539,9 @@ def test_without_a_budget_a_ledger_only_counts() -> None:
     made.trials_begin()
     assert made.is_over(3, None) is None and made.left_s(3, None) is None
     assert made.summary() is None and made.facts() == {}
+    # What was not made is said all the same.
+    made.notes += ["No soup: no trial has begun", "No refit: it diverged"]
+    assert made.facts() == {"notes": "No soup: no trial has begun. No refit: it diverged"}
     with made.reading():
         pass
 

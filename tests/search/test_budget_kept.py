@@ -17,9 +17,9 @@ from raypipe.config import replace
 from raypipe.failures import explain
 from raypipe.files import is_owned
 from raypipe.job import Job
-from raypipe.search import opening, refit, several
+from raypipe.search import budget, opening, refit, several, tuner
 from raypipe.search.leaderboard import FIRST
-from raypipe.search.ledger import Ledger
+from raypipe.search.ledger import Ledger, TooShort
 from raypipe.search.space import defaults
 from raypipe.search.trials.standing import Standing
 from raypipe.tables.table import TableConfig
@@ -286,6 +286,59 @@ def test_a_search_whose_time_was_over_before_an_epoch_begins_its_trials_when_it_
         training.search_and_register(job, Shown(lambda standings: None), ledger=late)
     result, _, _ = searched(job)
     assert sum(trial.drawn for trial in result.trials) == 1
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_rerun_says_what_judges_the_version_that_is_registered(
+    cells: TableConfig, searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said what its own clock would have planned, beside the metrics of another plan."""
+    own = {"search.samples": 1, "search.refit": None, "table.uri": cells.uri}
+    job = searches(tmp_path, **ASKED | own)
+
+    def on_a_slow_host(job: Job) -> tuple[Any, list[str]]:
+        with monkeypatch.context() as patched:
+            patched.setattr(budget, "judged_images", lambda *given: 5)
+            _, version, ledger = searched(job)
+        return version, ledger.notes
+
+    def on_a_fast_host(job: Job) -> tuple[Any, list[str]]:
+        _, version, ledger = searched(job)
+        return version, ledger.notes
+
+    version, said = on_a_slow_host(job)
+    assert len(said) == 1 and said[0].startswith("At most 5 images of a split judge the model")
+    assert on_a_fast_host(job) == (version, said)
+    # And the other way round, in another registry.
+    other = replace(job, {"registry.model": "other"})
+    version, said = on_a_fast_host(other)
+    assert said == [] and on_a_slow_host(other) == (version, [])
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_an_interrupted_search_without_time_to_go_on_is_told_so(
+    cells: TableConfig, searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told to take another budget, with which nothing is kept."""
+    own = {"search.samples": 1, "search.refit": None, "table.uri": cells.uri}
+    job = searches(tmp_path, **ASKED | own)
+    now, read = [0.0], tuner.prepare_data
+
+    def killed(timed: Any, cfg: Any, strategy: Any, data: Any, folder: Path, *more: Any) -> None:
+        (folder / "tune").mkdir()
+        raise KeyboardInterrupt
+
+    def slow(*given: Any) -> Any:
+        now[0] = 1990.0
+        return read(*given)
+
+    monkeypatch.setattr(tuner, "_run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        searched(job)
+    monkeypatch.setattr(tuner, "prepare_data", slow)
+    with pytest.raises(TooShort, match="begun before.*is another search.*same command again"):
+        ledger = Ledger(BUDGET, 0.0, lambda: now[0])
+        training.search_and_register(job, Shown(lambda standings: None), ledger=ledger)
 
 
 def only_lite0(monkeypatch: pytest.MonkeyPatch) -> None:

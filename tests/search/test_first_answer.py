@@ -79,8 +79,10 @@ def test_it_is_registered_where_no_trial_beats_it(searches: Searches, tmp_path: 
     # A head at once says nothing about trials' epochs.
     assert found.full_epochs == 4 and found.spared.share == 0
     assert page.first_answer(found)["first answer"].endswith("no trial beat it")
-    # The finished search is read again.
-    assert search(job).trials == found.trials
+    # The finished search is read again, and says again what it has not made.
+    again = Ledger(None)
+    assert search(job, ledger=again).trials == found.trials
+    assert again.notes == ledger.notes and again.facts() == {"notes": ledger.notes[0]}
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -208,7 +210,8 @@ def test_it_is_the_model_where_no_trial_keeps_a_limit(
     monkeypatch.setattr(variants, "timed", timed)
     ledger, limits = Ledger(None), {"search.limits.latency_ms": 5}
     found = search(searches(tmp_path, **HOPELESS, **limits, **{"search.soup": 2}), ledger=ledger)
-    assert ledger.notes == ["No soup: no trial has begun"]
+    assert ledger.notes == ["No soup: no trial has begun"] == list(found.notes)
+    assert ledger.facts() == {"notes": "No soup: no trial has begun"}
     assert sorted(trial.name for trial in found.trials) == [f"{FIRST}-{i}" for i in (1, 2)]
     assert found.stopped == "search.limits leaves no trial that may begin"
     assert found.trials[0].checkpoint and not (found.folder / "tune").exists()

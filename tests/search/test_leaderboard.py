@@ -135,6 +135,14 @@ def test_how_a_trial_ended_is_said_of_each_by_its_name() -> None:
     assert [row.fitted for row in rows] == [False, False, False, True, False]
 
 
+def test_what_was_not_made_is_one_line_of_the_page() -> None:
+    notes = ["No refit: it diverged", "The ensemble was checked on 30 of 400 validation images"]
+    assert page.not_made(notes[1:]) == page.not_made([]) == {}
+    notes.append("No ensemble: there was no time to choose one")
+    said = "Refit: it diverged. Ensemble: there was no time to choose one"
+    assert page.not_made(notes) == {"not made": said}
+
+
 def test_a_metric_without_a_value_is_no_divergence() -> None:
     """It told of a learning rate that is too high."""
     sound = {"train_loss": 0.1, "val_loss": 0.1, "val_r2": math.nan}

@@ -153,6 +153,11 @@ def test_the_command_registers_the_refit_and_its_file_gives_the_same_model(
     assert code == 0 and other["model"] != told["model"] and other["report"] == told["report"], (
         "the search is not repeated"
     )
+    # Without a budget, too, the result and the page say what did not come.
+    code, out, err = cli("tune", str(where), "search.refit.train.lr=1e30", "--json")
+    lost = json.loads(out.splitlines()[-1])
+    assert code == 0 and not lost["refitted"] and "No refit: " in lost["notes"][0]
+    assert "Not made" in Path(lost["report"]).read_text() and told["notes"] == []
     shutil.rmtree(tmp_path / "search")
     small = ["watch.force=true", "watch.retrain_workers=1", "watch.retrain_samples=2"]
     code, out, err = cli("retrain", str(where), *small, "--json")

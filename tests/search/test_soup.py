@@ -16,7 +16,7 @@ from raypipe.config import replace
 from raypipe.config import validate as validate_job
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
-from raypipe.search import several, soup, together, tuner
+from raypipe.search import page, several, soup, together, tuner
 from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger
 from raypipe.search.trials.trial import data_key
@@ -148,6 +148,12 @@ def test_a_soup_is_within_the_budget(
     monkeypatch.setattr(several, "validate", lambda *given: time.sleep(60))
     found = tuner.search(job.training, job.search, ledger=ledger)
     assert found.members == () and ledger.notes == ["No soup: there was no time to judge one"]
+    # A rerun, as after a kill while the model was registered, said nothing; nor did the page.
+    again = Ledger(120)
+    found = tuner.search(job.training, job.search, ledger=again)
+    assert again.notes == ledger.notes
+    facts: Any = page._facts(found, "photos/1", {}, None, again.notes)  # type: ignore[arg-type]
+    assert dict(facts)["Not made"] == "Soup: there was no time to judge one"
 
 
 def test_heads_of_another_kind_are_not_averaged(

@@ -82,13 +82,14 @@ def test_the_last_epoch_is_the_result_where_the_job_says_so(tmp_path: Path, draw
 
 def test_a_result_file_is_json_for_every_reader_and_reads_back(tmp_path: Path) -> None:
     trials = [trial("a", 0.9, 0.5), trial("b", NAN, NAN, math.inf, failed=True)]
-    trial_files.write(tmp_path / "result.json", trials, None, 3)
+    notes = ["No ensemble: there was no time to choose one"]
+    trial_files.write(tmp_path / "result.json", trials, None, 3, notes)
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
     json.loads((tmp_path / "result.json").read_text(), parse_constant=refuse)
-    back, stopped, decoded = trial_files.read(tmp_path / "result.json")
+    back, stopped, decoded, said = trial_files.read(tmp_path / "result.json")
     # Its checkpoint is where the folder is now.
     moved = replace(trials[0], checkpoint=str(tmp_path / "trials" / "somewhere"))
     assert (
@@ -96,7 +97,7 @@ def test_a_result_file_is_json_for_every_reader_and_reads_back(tmp_path: Path) -
         and math.isnan(back[1].metric)
         and math.isnan(back[1].history[0]["val_loss"])
     )
-    assert stopped is None and decoded == 3
+    assert stopped is None and decoded == 3 and list(said) == notes
 
 
 def test_a_search_in_a_folder_that_moved_has_its_trials(tmp_path: Path) -> None:
@@ -122,7 +123,8 @@ def test_a_result_of_an_older_version_is_judged_again(tmp_path: Path) -> None:
         "stopped": None,
     }
     (tmp_path / "result.json").write_text(json.dumps(older))  # with a bare NaN, as it wrote
-    found, _, _ = trial_files.read(tmp_path / "result.json")
+    found, _, _, notes = trial_files.read(tmp_path / "result.json")
+    assert notes == ()
     assert [t.name for t in found] == ["good", "nan"]
     assert found[1].checkpoint is None and math.isnan(found[1].metric)
 

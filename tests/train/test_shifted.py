@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,3 +74,20 @@ def test_few_images_cost_nothing_and_say_why(
     assert found.why_not == (
         f"too few labelled validation images to calibrate on ({images} images)"
     )
+
+
+def test_no_time_is_the_reason_only_where_time_would_have_helped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nothing: Any = None
+    why_not = {"is": ""}
+    monkeypatch.setattr(shifted, "_why_not", lambda *given: why_not["is"])
+    monkeypatch.setattr(shifted, "measured", lambda *given: time.sleep(60))
+    began = time.monotonic()
+    for until in (0.0, began, began + 0.2):
+        found = shifted.in_time(nothing, nothing, nothing, nothing, until)
+        assert (found.calibration, found.why_not) == (None, shifted.NO_TIME)
+    assert time.monotonic() - began < 10
+    why_not["is"] = "there are no validation images"
+    found = shifted.in_time(nothing, nothing, nothing, nothing, 0.0)
+    assert found.why_not == "there are no validation images"

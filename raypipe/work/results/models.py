@@ -235,6 +235,7 @@ class Searched(Result):
             "best": result.trials[0].changes,
             "ahead": [asdict(one) for one in result.ahead],
             **_if_budget(self.ledger),
+            "notes": self.ledger.notes,
             "stopped": result.stopped,
             "spent": self.spent.summary(),
             "usage": self.used.summary() if self.used else None,
