@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
+from raypipe.models.zoo import ModelConfig
 from raypipe.search import leaderboard, page
 from raypipe.search.leaderboard import Trial, ahead, compared, ranked
 from raypipe.train.stopping import FITTED
@@ -133,6 +134,15 @@ def test_how_a_trial_ended_is_said_of_each_by_its_name() -> None:
     assert [row.trial for row in rows] == list(names)
     assert [row.stopped_early for row in rows] == [False, True, True, False, False]
     assert [row.fitted for row in rows] == [False, False, False, True, False]
+
+
+def test_views_that_validation_does_not_have_are_said() -> None:
+    """The page showed figures of one view beside a model that predicts over eight."""
+    models = {"a": ModelConfig()}
+    assert page.validated(SimpleNamespace(models=models)) == {}  # type: ignore[arg-type]
+    models["b"] = ModelConfig(mode="finetune", views=8)
+    said = page.validated(SimpleNamespace(models=models))["validated"]  # type: ignore[arg-type]
+    assert "with one view" in said and said.endswith("over 8")
 
 
 def test_a_metric_without_a_value_is_no_divergence() -> None:

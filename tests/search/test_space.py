@@ -279,6 +279,7 @@ def test_any_range_that_rises_is_taken_and_any_that_falls_is_refused(
         ("model.task", "choice(single_label)", r"cannot vary model\.task.*one metric"),
         ("search.samples", "choice(1, 2)", r"unknown field search\.samples"),
         ("model.calibrate", "choice(true, false)", r"cannot vary model\.calibrate.*no trial"),
+        ("model.views", "choice(1, 8)", r"cannot vary model\.views.*with one view"),
         ("train.workers", "choice(1, 2)", r"cannot vary train\.workers"),
         ("train.lr", "choice(1) if", r"train\.lr is not a draw"),
         (

@@ -27,7 +27,7 @@ from raypipe.train.job import TrainJob
 
 log = logging.getLogger("raypipe")
 # Fields of a start that decide how long its model takes.
-_SHAPING = ("model.name", "model.side_px", "model.views")
+_SHAPING = ("model.name", "model.side_px")
 
 
 def plan(job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier]) -> list[Changes]:
