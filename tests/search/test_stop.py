@@ -150,6 +150,32 @@ def test_targets_and_budgets_count_running_trials_and_shares_of_a_gpu(
     assert Stop(seen).stop_all() and seen.stopped == says
 
 
+def test_heads_of_a_first_answer_count_as_what_trials_have_to_beat() -> None:
+    """A head had .95 in the first minute, and all trials ran for a target of .85."""
+
+    def after(**stopping: Any) -> Monitor:
+        rule = SearchStoppingConfig(**stopping)
+        return Monitor(16, "val_accuracy", "max", rule, 1.0, first=0.95)
+
+    aimed = after(target=0.85)
+    assert aimed.stop() and aimed.stopped == "val_accuracy 0.95 reached the target 0.85"
+    assert not after(target=0.96).stop()
+    patient = after(patience=2)
+    trial(patient, "a", 0.5)
+    epoch(patient, "c", 0.97)  # it leads, and still runs
+    trial(patient, "b", 0.8)
+    assert not patient.stop(), "heads are no trials without an improvement"
+    beaten = after(patience=2)
+    epoch(beaten, "c", 0.9)  # it leads all trials, and no head
+    trial(beaten, "a", 0.5)
+    assert not beaten.stop()
+    trial(beaten, "b", 0.8)
+    assert beaten.stop()
+    assert beaten.stopped == (
+        "no improvement of val_accuracy for 2 trials (best 0.95 of the first answer)"
+    )
+
+
 def test_what_was_spent_and_seen_goes_on_after_a_restore() -> None:
     before = watch(seconds=100, patience=3)
     trial(before, "a", 0.9)

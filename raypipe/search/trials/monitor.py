@@ -85,7 +85,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
     GPU-hours counts them. most_money: search.limits.money, which is never passed: the search stops
     before the epochs that run would pass it. heads_s: device seconds of a first answer's heads,
     which most_money pays, too: they are trials on the leaderboard. workers: of a trial, until one
-    has said how many it has.
+    has said how many it has. first: the best of these heads; None: there is none.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         model: ModelConfig | None = None,
         heads_s: float = 0.0,
         workers: int = 1,
+        first: float | None = None,
     ) -> None:
         """ledger: the clock of search.budget_s. model: the job's, for what trials do not draw."""
         self._listener = listener
@@ -114,6 +115,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self._stopping = stopping
         self._most_money = most_money
         self._heads_s = heads_s
+        self._first = first
         self._devices = devices
 
         # By trial id.
@@ -165,6 +167,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
             unit="trial",
             running=running,
             epochs=sum(self._epochs.values()),
+            first=self._first,
         )
 
     def stop(self) -> bool:
