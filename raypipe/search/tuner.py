@@ -373,6 +373,7 @@ def _run(
         heads_s=sum(trial.device_s for trial in strategy.first.trials),
         workers=job.train.most_workers,
         first=opening.best_head(strategy.first, rule.metric, rule.mode),
+        result=job.train.result,
         ledger=ledger,
         model=job.model,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -28,6 +29,7 @@ class Told:
     status: str = Trial.RUNNING
     config: dict[str, Any] = field(default_factory=lambda: {"train.lr": 0.1})
     last_result: dict[str, Any] = field(default_factory=dict)
+    storage: Any = field(default_factory=lambda: SimpleNamespace(trial_dir_name="there"))
     RUNNING, ERROR = Trial.RUNNING, Trial.ERROR
 
     @property
@@ -370,6 +372,36 @@ def test_each_time_that_the_best_became_better_is_remembered() -> None:
     epoch(again, "c", 0.6)
     epoch(again, "c", 0.8, 2)
     assert [one.value for one in again.reached] == [0.5, 0.7, 0.8]
+
+
+def test_with_the_last_epoch_as_the_result_no_earlier_one_counts() -> None:
+    """A trial had .91 and ended with .86: the search ended for a target of .9, and its page said
+    that the best was 91 %. The leaderboard had no such model."""
+    rule = SearchStoppingConfig(target=0.9)
+    seen = Monitor(16, "val_accuracy", "max", rule, 1.0, result="last")
+    epoch(seen, "a", 0.91, 1)
+    epoch(seen, "a", 0.86, 2)
+    epoch(seen, "a", float("nan"), 3)
+    assert not seen.stop() and seen.reached == [], "its last epoch may be another one"
+    trial(seen, "b", 0.95, 0.84)
+    seen.on_trial_complete(0, [], Told("a", done=True))
+    assert not seen.stop()
+    # The search ends within these: their last epochs are their models.
+    epoch(seen, "c", 0.88)
+    epoch(seen, "d", 0.9)
+    assert seen.stop()
+    seen.on_experiment_end([Told(name) for name in "abcde"])
+    reached = [(one.by, one.value, one.epochs) for one in seen.reached]
+    assert reached == [("b", 0.84, 2), ("a", 0.86, 3), ("d", 0.9, 1)]
+    # A trial may draw it.
+    assert not seen._offers_last(Told("e", config={"train.result": "best"}))
+
+
+def test_a_search_that_goes_on_later_has_reached_nothing_by_trials_that_run() -> None:
+    seen = Monitor(16, "val_accuracy", "max", SearchStoppingConfig(), 1.0, result="last")
+    epoch(seen, "a", 0.9)
+    seen.on_experiment_end([Told("a")])
+    assert seen.reached == []
 
 
 def test_a_budget_for_everything_stops_trials_when_the_rest_is_needed() -> None:

@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from ray import tune
 
@@ -85,7 +85,8 @@ class Monitor(tune.Callback):  # type: ignore[misc]
     GPU-hours counts them. most_money: search.limits.money, which is never passed: the search stops
     before the epochs that run would pass it. heads_s: device seconds of a first answer's heads,
     which most_money pays, too: they are trials on the leaderboard. workers: of a trial, until one
-    has said how many it has. first: the best of these heads; None: there is none.
+    has said how many it has. first: the best of these heads; None: there is none. result: which
+    epoch trials offer that do not draw train.result.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         heads_s: float = 0.0,
         workers: int = 1,
         first: float | None = None,
+        result: Literal["best", "last"] = "best",
     ) -> None:
         """ledger: the clock of search.budget_s. model: the job's, for what trials do not draw."""
         self._listener = listener
@@ -116,10 +118,11 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self._most_money = most_money
         self._heads_s = heads_s
         self._first = first
+        self._result = result
         self._devices = devices
 
         # By trial id.
-        self._best: dict[str, float] = {}
+        self._best: dict[str, float] = {}  # with train.result=last, the last one
         self._epochs: dict[str, int] = {}
         self._ended: list[str] = []  # in the order in which they ended
         # What a report would else work out again for each of a thousand trials.
@@ -210,22 +213,33 @@ class Monitor(tune.Callback):  # type: ignore[misc]
     ) -> None:
         name = trial.trial_id
         value = metric_of_result(result, self._metric)
-        if improved(value, self._best.get(name), self._mode):
+        offers_last = self._offers_last(trial)
+        before = None if offers_last else self._best.get(name)
+        if improved(value, before, self._mode):
             self._best[name] = value
             leads = max if self._mode == "max" else min
             if value == leads(self._best.values()):
                 self._measure(trial, result)
         self._epochs[name] = result["training_iteration"]
-        if improved(value, self.reached[-1].value if self.reached else None, self._mode):
-            epoch = self._epochs[name]
-            of_trial = trial_checkpoints.name_of(trial.path)
-            self.reached.append(Reached(self.elapsed(), value, of_trial, epoch))
+        if not offers_last:
+            self._reach(trial, value)
         # Not Tune's total: a clone's has its donor's time.
         seconds = float(result["time_this_iter_s"])
         self._workers = float(result.get(WORKERS, 1.0))
         self._epoch_s[name] = self._hold(trial, seconds)
         self._since[name] = time.perf_counter()
         self._notify(trials)
+
+    def _offers_last(self, trial: Any) -> bool:
+        """Is the trial's model that of its last epoch? Then nobody gets what an earlier one was."""
+        return bool(trial.config.get("train.result", self._result) == "last")
+
+    def _reach(self, trial: Any, value: float) -> None:
+        """Note it if the trial's model, of this value, is better than all before it."""
+        if improved(value, self.reached[-1].value if self.reached else None, self._mode):
+            of_trial = trial_checkpoints.name_of(trial.path)
+            epoch = self._epochs[trial.trial_id]
+            self.reached.append(Reached(self.elapsed(), value, of_trial, epoch))
 
     def _hold(self, trial: Any, seconds: float) -> float:
         """The trial held its devices for so many seconds. Returns the device seconds."""
@@ -253,6 +267,8 @@ class Monitor(tune.Callback):  # type: ignore[misc]
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         # freeze_thaw stops trials that never began: they are no trials without an improvement.
         if trial.trial_id in self._epochs:
+            if self._offers_last(trial):
+                self._reach(trial, self._best.get(trial.trial_id, math.nan))
             self._count_end(trials, trial)
         self._tell_end(trial)
 
@@ -288,6 +304,22 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         for trial in trials:
             if not trial.storage.trial_dir_name:
                 trial.init_local_path()
+        # Trials that the search's rule has cut are at their last epochs; Tune tells of no end.
+        # After Ctrl-C they go on when the search does.
+        if self.stopped is not None:
+            self._reach_by_cut(trials)
+
+    def _reach_by_cut(self, trials: list[Any]) -> None:
+        cut = []
+        for trial in trials:
+            is_open = trial.trial_id in self._best and trial.trial_id not in self._has_ended
+            if is_open and self._offers_last(trial):
+                cut.append((self._best[trial.trial_id], trial))
+        # They end together, so the best one counts alone.
+        if cut:
+            leads = max if self._mode == "max" else min
+            value, best = leads(cut, key=lambda one: one[0])
+            self._reach(best, value)
 
     def get_state(self) -> dict[str, Any]:
         state = {name: getattr(self, name) for name in _SAVED}
