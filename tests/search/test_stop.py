@@ -354,6 +354,27 @@ def test_a_trial_that_fails_is_paid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen.held["b"] == Held(7.0, 14.0)
 
 
+def test_an_epoch_that_a_kill_cut_is_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four GPUs, preempted 9 minutes into an epoch of 10: 36 GPU minutes were not counted."""
+    now = [0.0]
+    monkeypatch.setattr("raypipe.search.trials.monitor.time.perf_counter", lambda: now[0])
+    seen = watch(devices=4.0)
+    seen.on_step_end(0, [Told("a"), Told("b", status=Trial.PAUSED)])
+    now[0] += 600
+    epoch(seen, "a", 0.5, seconds=600.0)
+    seen.on_step_end(1, [Told("a")])
+    now[0] += 540
+    state = cloudpickle.loads(cloudpickle.dumps(seen.get_state()))
+    assert seen.held == {"a": Held(600.0, 2400.0)}, "if it ends, it is counted then"
+    again = watch(devices=4.0, gpu_hours=1.2)
+    again.set_state(state)
+    assert again.held == {"a": Held(1140.0, 4560.0)} and again.stop()
+    # As after a second kill.
+    again.on_step_end(0, [Told("a")])
+    now[0] += 60
+    assert again.get_state()["held"] == {"a": Held(1200.0, 4800.0)}
+
+
 def test_each_time_that_the_best_became_better_is_remembered() -> None:
     seen = watch()
     epoch(seen, "a", 0.5)

@@ -131,6 +131,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         # By trial: device seconds of its last epoch, and when the next one began.
         self._epoch_s: dict[str, float] = {}
         self._since: dict[str, float] = {}
+        self._folders: dict[str, str] = {}  # their names, of all that began
         self._workers = float(workers)
 
         # By the name of the trial's folder, which is the same after a restore.
@@ -204,9 +205,11 @@ class Monitor(tune.Callback):  # type: ignore[misc]
             for trial in trials:
                 if trial.status != trial.RUNNING:
                     self._pay_unfinished(trial)
-        running = {trial.trial_id for trial in trials if trial.status == trial.RUNNING}
+        running = [trial for trial in trials if trial.status == trial.RUNNING]
         now = time.perf_counter()
-        self._since = {trial: self._since.get(trial, now) for trial in running}
+        self._since = {t.trial_id: self._since.get(t.trial_id, now) for t in running}
+        for trial in running:
+            self._folder_of(trial)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
@@ -243,10 +246,20 @@ class Monitor(tune.Callback):  # type: ignore[misc]
 
     def _hold(self, trial: Any, seconds: float) -> float:
         """The trial held its devices for so many seconds. Returns the device seconds."""
-        device_s = seconds * self._workers * self._devices
-        folder = trial_checkpoints.name_of(trial.path)
-        self.held[folder] = self.held.get(folder, Held()) + Held(seconds, device_s)
-        return device_s
+        folder, more = self._folder_of(trial), self._held_for(seconds)
+        self.held[folder] = self.held.get(folder, Held()) + more
+        return more.device_s
+
+    def _held_for(self, seconds: float) -> Held:
+        """What a trial holds in so many seconds."""
+        return Held(seconds, seconds * self._workers * self._devices)
+
+    def _folder_of(self, trial: Any) -> str:
+        """The name of the trial's folder. Asked ten times a second, it is made once."""
+        name = self._folders.get(trial.trial_id)
+        if name is None:
+            name = self._folders[trial.trial_id] = trial_checkpoints.name_of(trial.path)
+        return name
 
     def _measure(self, trial: Any, result: dict[str, Any]) -> None:
         """Note the speed of the trial that leads: a refit would be a training of it."""
@@ -322,11 +335,26 @@ class Monitor(tune.Callback):  # type: ignore[misc]
             self._reach(best, value)
 
     def get_state(self) -> dict[str, Any]:
+        """What a restored search goes on with.
+
+        A kill cuts the epochs that run, and they are paid all the same: so the state has them as
+        far as they have come. Tune saves it about once a second; what comes after the last time is
+        lost.
+        """
         state = {name: getattr(self, name) for name in _SAVED}
+        state["held"] = self._held_by_now()
         # A search that had no answer when its time was over may try again: time counts anew.
         if self._ledger is not None and not self._best:
             state["stopped"] = None
         return state | {"_before": self.elapsed()}
+
+    def _held_by_now(self) -> dict[str, Held]:
+        """`held`, with what trials that run have taken of their epochs."""
+        now, found = time.perf_counter(), dict(self.held)
+        for trial_id, began in self._since.items():
+            folder = self._folders[trial_id]
+            found[folder] = found.get(folder, Held()) + self._held_for(now - began)
+        return found
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _started=time.perf_counter())
