@@ -362,9 +362,9 @@ def candidates(
     best one of each backbone, mode and resolution, and the heads of the first answer.
 
     Heads are few and soon asked: their features are there. Hundreds of trials push them from the
-    best ones by luck, so they come before those that are only the best of their kind. `search.keep`
-    may have kept more: it does not change a result. average: the soup's checkpoint. Its job is the
-    best trial's.
+    best ones by luck, so they come before those that are only the best of their kind. A copy of a
+    better trial says what that one says, and takes nobody's place. `search.keep` may have kept
+    more: it does not change a result. average: the soup's checkpoint. Its job is the best trial's.
     """
     best: list[Candidate] = []
     heads: list[Candidate] = []
@@ -372,13 +372,16 @@ def candidates(
     if average is not None:
         best.append(Candidate("soup", replace(job, trials[0].changes), average))
     kinds: set[str] = set()
-    for place, trial in enumerate(trials):
+    tried: set[str] = set()
+    for trial in trials:
         of_trial = replace(job, trial.changes)
         leads = data_key(of_trial) not in kinds
         kinds.add(data_key(of_trial))
-        if trial.checkpoint is None:
+        if trial.checkpoint is None or trial.values in tried:
             continue
         one = Candidate(trial.name, of_trial, trial.checkpoint)
+        place = len(tried)
+        tried.add(trial.values)
         if place < 2 * cfg.ensemble:
             best.append(one)
         elif not trial.drawn:

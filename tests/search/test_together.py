@@ -242,13 +242,14 @@ def test_the_result_of_a_search_is_its_ensemble(
     """Under the job of its best member, which need not be the leaderboard's first trial."""
     folder = job.run.path / "search" / "key"
     seeds = (1, 6, 3)
-    made = [
-        candidate(job, folder, seed, **{"model.views": 2 if seed == 3 else 1}) for seed in seeds
-    ]
+    made = []
+    for seed in seeds:
+        values = {"model.views": 2 if seed == 3 else 1, "train.lr": seed / 1000}
+        made.append(candidate(job, folder, seed, **values))
     history = ({"val_loss": 1.0, "train_loss": 1.0},)
     trials = []
     for one, seed in zip(made, seeds, strict=True):
-        changes = {"model.views": one.job.model.views}
+        changes = {"model.views": one.job.model.views, "train.lr": one.job.train.lr}
         trials.append(Trial(one.name, changes, 1.0, 1, False, history, one.checkpoint))
         assert one.name == f"trial-{seed}"
     trial_files.write(folder / "result.json", trials, None, 60)
