@@ -119,9 +119,9 @@ class Kept:
             kind = data_key(changed(self._job, trial.changes))
             of_kind[kind] += 1
             in_soup = of_kind[kind] <= cfg.soup
-            leads = trial.values not in tried and len(tried) < 2 * cfg.ensemble
+            is_choice = trial.values not in tried and len(tried) < 2 * cfg.ensemble
             tried.add(trial.values)
-            joins = cfg.ensemble > 1 and (leads or not trial.drawn)
+            joins = cfg.ensemble > 1 and (is_choice or not trial.drawn)
             usable = trial.checkpoint is not None
             found.append((trial, usable and (place < cfg.keep or in_soup or joins)))
         return found

@@ -323,16 +323,12 @@ class Monitor(tune.Callback):  # type: ignore[misc]
             self._reach_by_cut(trials)
 
     def _reach_by_cut(self, trials: list[Any]) -> None:
-        cut = []
-        for trial in trials:
-            is_open = trial.trial_id in self._best and trial.trial_id not in self._has_ended
-            if is_open and self._offers_last(trial):
-                cut.append((self._best[trial.trial_id], trial))
-        # They end together, so the best one counts alone.
-        if cut:
-            leads = max if self._mode == "max" else min
-            value, best = leads(cut, key=lambda one: one[0])
-            self._reach(best, value)
+        """Note the best of the trials that had not ended: they end together."""
+        sign = -1 if self._mode == "max" else 1
+        values = {name: self._best[name] for name in self._best if name not in self._has_ended}
+        cut = [t for t in trials if t.trial_id in values and self._offers_last(t)]
+        for trial in sorted(cut, key=lambda t: sign * values[t.trial_id])[:1]:
+            self._reach(trial, values[trial.trial_id])
 
     def get_state(self) -> dict[str, Any]:
         """What a restored search goes on with.
