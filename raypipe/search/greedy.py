@@ -255,9 +255,11 @@ def _standard_error(models: _Models, k: int, seed: int) -> float:
     """Of a model's metric on all images, by how its metrics on two halves differ: their difference
     has four times the variance.
     """
+    # A half has copies of all the scores that it is of: of all models they may be many GB.
+    alone = replace(models, scores=[models.scores[k]])
     apart = [
-        one.judge(one.scores[k], one.labels_N)[0] - other.judge(other.scores[k], other.labels_N)[0]
-        for one, other in _halves(models, seed)
+        one.judge(one.scores[0], one.labels_N)[0] - other.judge(other.scores[0], other.labels_N)[0]
+        for one, other in _halves(alone, seed)
     ]
     return float(np.sqrt(np.mean(np.square(apart)) / 4)) if apart else 0.0
 

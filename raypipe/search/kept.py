@@ -107,21 +107,23 @@ class Kept:
         """Each trial, and whether its weights may be read later.
 
         A soup averages trials of the backbone and resolution of the best one. During a search any
-        may become that. An ensemble has a choice among twice as many as it has members, and among
-        the heads of a first answer; the best trial of each backbone, mode and resolution is kept
-        anyway.
+        may become that. An ensemble has a choice among twice as many as it has members, without
+        copies, and among the heads of a first answer; the best trial of each backbone, mode and
+        resolution is kept anyway.
         """
         cfg = self._cfg
-        most = max(cfg.keep, 2 * cfg.ensemble if cfg.ensemble > 1 else 0)
         of_kind: dict[str, int] = defaultdict(int)
+        tried: set[str] = set()
         found = []
         for place, trial in enumerate(ranked):
             kind = data_key(changed(self._job, trial.changes))
             of_kind[kind] += 1
             in_soup = of_kind[kind] <= cfg.soup
-            joins = cfg.ensemble > 1 and not trial.drawn
+            is_choice = trial.values not in tried and len(tried) < 2 * cfg.ensemble
+            tried.add(trial.values)
+            joins = cfg.ensemble > 1 and (is_choice or not trial.drawn)
             usable = trial.checkpoint is not None
-            found.append((trial, usable and (place < most or in_soup or joins)))
+            found.append((trial, usable and (place < cfg.keep or in_soup or joins)))
         return found
 
     def _with(self, line: Trial) -> list[tuple[Trial, bool]]:

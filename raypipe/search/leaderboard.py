@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from raypipe.config import key_of
 from raypipe.search.trials.epoch_result import metric_of
 from raypipe.search.trials.standing import Reached, Standing
 from raypipe.train.stopping import FITTED, IN_TIME, Mode, improved, unusable
@@ -84,6 +85,12 @@ class Trial:
         if self.stopped in (FITTED, IN_TIME):
             return self.epochs
         return int(self.changes.get("train.epochs", epochs))
+
+    @property
+    def values(self) -> str:
+        """Names what it was trained with. Trials with equal values are copies: all of a search have
+        one seed."""
+        return key_of(self.changes, self.schedule)
 
 
 @dataclass(frozen=True)

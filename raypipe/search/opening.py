@@ -7,6 +7,7 @@ written if no time is left for a trial after it.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace as with_
 from pathlib import Path
@@ -34,7 +35,7 @@ from raypipe.search.trials.monitor import Listener
 from raypipe.search.trials.standing import Reached, Standing
 from raypipe.search.trials.trial_data import decoded_images
 from raypipe.train.job import TrainJob
-from raypipe.train.stopping import Mode
+from raypipe.train.stopping import Mode, Progress, target
 
 log = logging.getLogger("raypipe")
 
@@ -122,6 +123,23 @@ def beside(first: FirstAnswer, metric: str, mode: Mode, progress: Listener) -> L
         progress(done, total, sorted([*heads, *standings], key=lambda one: sign * one.best))
 
     return told if heads else progress
+
+
+def best_head(first: FirstAnswer, metric: str, mode: Mode) -> float | None:
+    """The metric of the best head; None without one that is a model."""
+    for trial in leaderboard.ranked(first.trials, metric, mode):
+        if trial.checkpoint is not None and math.isfinite(trial.metric):
+            return trial.metric
+    return None
+
+
+def has_target(job: TrainJob, cfg: SearchConfig, first: FirstAnswer) -> str | None:
+    """Why no trial has to begin: a head is as good as search.stopping.target. None: none is."""
+    if cfg.stopping.target is None:
+        return None
+    rule = job.train.stopping
+    best = best_head(first, rule.metric, rule.mode)
+    return target(cfg.stopping.target)(Progress(rule.metric, rule.mode, [], first=best))
 
 
 def _left_for_one_s(job: TrainJob, ledger: Ledger) -> float | None:

@@ -76,6 +76,16 @@ def first_answer(result: SearchResult) -> dict[str, str]:
     return {"first answer": f"{result.metric} {best.metric:.4g} ({values}): {beaten}"}
 
 
+def validated(result: SearchResult) -> dict[str, str]:
+    """A line about trials whose models predict over more views than validation has; {} if none
+    does."""
+    views = max((model.views for model in result.models.values()), default=1)
+    if views == 1:
+        return {}
+    said = f"each trial with one view of an image; fine-tuned ones predict over {views}"
+    return {"validated": said}
+
+
 def ranking(result: SearchResult) -> dict[str, str]:
     """A line about the order of the trials; {} if all had equally many epochs."""
     # Failed trials have no place in the order, and a first answer has no epochs.
@@ -147,7 +157,8 @@ def _facts(
         ("Table", str(result.best.version)),
         ("Decoded", f"{result.decoded:,} images, for {began}"),
     ]
-    lines = first_answer(result) | combined(result) | refit.summary(result) | not_made(notes)
+    lines = first_answer(result) | combined(result) | refit.summary(result)
+    lines |= not_made(notes) | validated(result)
     for name, text in lines.items():
         facts.append((name.capitalize(), text))
     if result.shares and result.checked_on:

@@ -216,19 +216,25 @@ def alone(found: SearchResult, name: str) -> SearchResult:
 
 
 def heads_again(
-    job: TrainJob, found: SearchResult, again: Again, train: Train
+    job: TrainJob, found: SearchResult, again: Again, wanted: Mapping[str, Any], train: Train
 ) -> dict[str, SearchResult] | str:
-    """The refits of the heads, by trial; a text: why one of them failed.
+    """The refits of the heads, by trial; a text: why one of them failed, or was cut.
 
-    job: the search's. Raises RaypipeError if somebody asked the process to stop.
+    job: the search's. wanted: search.refit, which says when heads that learn by steps stop; their
+    other settings are their own. Raises RaypipeError if somebody asked the process to stop.
     """
+    stopping = {name: wanted[name] for name in wanted if name.startswith("train.stopping.")}
     trained = {}
     try:
         for name in again.heads:
             member = alone(found, name)
             # In this process: it takes no steps that workers could share.
-            here = {"train.workers": 1, "train.strategy": "single"}
+            here = stopping | {"train.workers": 1, "train.strategy": "single"}
             trained[name] = train(refit.job_of(job, here, member), member)
+            # With a rate that has not fallen, it is no better than what validation chose.
+            why = refit.unfinished(trained[name])
+            if why is not None:
+                return f"its heads were not fitted again: of {name}, {why}"
     # Of a library too, as in a first answer: an eigenvalue that does not converge.
     except Exception as e:
         if isinstance(e, RaypipeError) and e.what == STOPPED:
@@ -253,7 +259,7 @@ def refitted(job: TrainJob, found: SearchResult, cfg: SearchConfig, train: Train
             return found
         return done if _is_finished(done) else found
     side = side_px(wanted, found, again, cfg)
-    heads = side if isinstance(side, str) else heads_again(job, found, again, train)
+    heads = side if isinstance(side, str) else heads_again(job, found, again, wanted, train)
     if isinstance(heads, str):
         log.warning("No refit: %s", heads)
         return found

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import replace as with_
@@ -50,6 +51,9 @@ from raypipe.train.worker import Data, objective_of
 log = logging.getLogger("raypipe")
 FILE = "together.json"
 WEIGHTS = "together"
+MOST_HELD = 16_000_000
+"""Scores of a candidate that are held in memory: 64 MB. Of 2,000 classes and 50,000 images, sixteen
+candidates have 6.4 GB."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +211,8 @@ def said_of(
             continue
         try:
             model = _assembled(one, pinned)
-            heard[place] = _on(model, one.job, data[data_key(one.job)].val)
+            answers = _on(model, one.job, data[data_key(one.job)].val)
+            heard[place] = answers._replace(scores_NC=_put_aside(answers.scores_NC))
         # A checkpoint that was deleted or is damaged costs its trial its place, and nothing else.
         except (RaypipeError, OSError, ValueError, RuntimeError) as e:
             log.warning("%s cannot join an ensemble: %s", one.name, one_line(e))
@@ -236,6 +241,25 @@ def said_of(
         said.scores_KNC.append(scores_NC)
         said = with_(said, labels_N=labels_N, samples_N=samples_N)
     return said
+
+
+def _put_aside(scores_NC: np.ndarray) -> np.ndarray:
+    """The same scores, on the disk if they are more than MOST_HELD.
+
+    A choice reads most of them once or twice. Their file has no name, and goes with the array.
+    """
+    if scores_NC.size <= MOST_HELD:
+        return scores_NC
+    try:
+        with tempfile.TemporaryFile() as file:
+            # Not written through the map: on a full disk that would end the process.
+            file.write(np.ascontiguousarray(scores_NC).data)
+            file.flush()
+            held = np.memmap(file, dtype=scores_NC.dtype, mode="r", shape=scores_NC.shape)
+    except OSError as e:
+        log.info("The scores of a candidate stay in memory: %s", one_line(e))
+        return scores_NC
+    return np.asarray(held)
 
 
 def _assembled(one: Candidate, pinned: Pinned) -> Predictor:
@@ -362,9 +386,9 @@ def candidates(
     best one of each backbone, mode and resolution, and the heads of the first answer.
 
     Heads are few and soon asked: their features are there. Hundreds of trials push them from the
-    best ones by luck, so they come before those that are only the best of their kind. `search.keep`
-    may have kept more: it does not change a result. average: the soup's checkpoint. Its job is the
-    best trial's.
+    best ones by luck, so they come before those that are only the best of their kind. A copy of a
+    better trial says what that one says, and takes nobody's place. `search.keep` may have kept
+    more: it does not change a result. average: the soup's checkpoint. Its job is the best trial's.
     """
     best: list[Candidate] = []
     heads: list[Candidate] = []
@@ -372,13 +396,16 @@ def candidates(
     if average is not None:
         best.append(Candidate("soup", replace(job, trials[0].changes), average))
     kinds: set[str] = set()
-    for place, trial in enumerate(trials):
+    tried: set[str] = set()
+    for trial in trials:
         of_trial = replace(job, trial.changes)
         leads = data_key(of_trial) not in kinds
         kinds.add(data_key(of_trial))
-        if trial.checkpoint is None:
+        if trial.checkpoint is None or trial.values in tried:
             continue
         one = Candidate(trial.name, of_trial, trial.checkpoint)
+        place = len(tried)
+        tried.add(trial.values)
         if place < 2 * cfg.ensemble:
             best.append(one)
         elif not trial.drawn:

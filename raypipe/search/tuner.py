@@ -262,6 +262,11 @@ def _search_into(
             raise opening.nothing_fitted(cfg.limits)
         end_with_it("search.limits leaves no trial that may begin")
         return
+    # What trials reached before a kill is a part of the result: there, the monitor ends them.
+    why = None if (folder / "tune").exists() else opening.has_target(job, cfg, first)
+    if why is not None:
+        end_with_it(why)
+        return
     no_time = False
     try:
         with ledger.reading(is_answered):
@@ -376,6 +381,8 @@ def _run(
         most_money=cfg.limits.money,
         heads_s=sum(trial.device_s for trial in strategy.first.trials),
         workers=job.train.most_workers,
+        first=opening.best_head(strategy.first, rule.metric, rule.mode),
+        result=job.train.result,
         ledger=ledger,
         model=job.model,
     )

@@ -126,6 +126,8 @@ class Progress:
     running: Sequence[float] = ()
     """Best values of running trials. While one of them leads, patience does not stop a search."""
     epochs: int = 0
+    first: float | None = None
+    """In a search, the best head of its first answer, which trials have to beat."""
 
 
 Rule = Callable[[Progress], str | None]
@@ -179,7 +181,7 @@ def patience(wait: int, min_delta: float = 0.0) -> Rule:
     """
 
     def rule(p: Progress) -> str | None:
-        best: float | None = None
+        best = p.first
         best_step = -1
         for step, value in enumerate(p.values):
             if improved(value, best, p.mode, min_delta):
@@ -193,6 +195,8 @@ def patience(wait: int, min_delta: float = 0.0) -> Rule:
             return None
         if best is None:
             shown = "it was never a number"
+        elif best_step < 0:
+            shown = f"best {best:.4g} of the first answer"
         else:
             shown = f"best {best:.4g} in {p.unit} {best_step + 1}"
             if p.unit == "trial":  # trial-002 is another one
@@ -232,10 +236,11 @@ def plateau(window: int, by: str = "mean", min_delta: float = 0.0) -> Rule:
 
 
 def target(goal: float) -> Rule:
-    """Some value is as good as `goal`; values of running trials count too."""
+    """Some value is as good as `goal`; those of running trials and of a first answer count too."""
 
     def rule(p: Progress) -> str | None:
-        for value in (*p.values, *p.running):
+        first = [] if p.first is None else [p.first]
+        for value in (*first, *p.values, *p.running):
             reached = value >= goal if p.mode == "max" else value <= goal
             if reached:
                 return f"{p.metric} {value:.4g} reached the target {goal:.4g}"

@@ -167,7 +167,7 @@ def _refitted_together(
     )
     try:
         with _within(None if is_done or settled is not None else left_s):
-            trained = refit_together.heads_again(job.training, found, again, head)
+            trained = refit_together.heads_again(job.training, found, again, wanted, head)
     except OutOfTime as e:
         trained = e.what
     ledger.lap("refit of heads")

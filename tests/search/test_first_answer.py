@@ -222,6 +222,33 @@ def test_it_is_the_model_where_no_trial_keeps_a_limit(
         search(searches(tmp_path, **HOPELESS, **{"search.limits.latency_ms": 0.5}))
 
 
+@pytest.mark.usefixtures("ray_session")
+def test_no_trial_begins_where_a_head_has_the_target(searches: Searches, tmp_path: Path) -> None:
+    """The target knew trials alone: all of them ran."""
+    ledger = Ledger(None)
+    found = search(searches(tmp_path, **HOPELESS, **{"search.stopping.target": 5}), ledger=ledger)
+    assert {trial.drawn for trial in found.trials} == {False} and found.trials[0].checkpoint
+    assert not (found.folder / "tune").exists()
+    assert found.stopped is not None and found.stopped.endswith("reached the target 5")
+
+
+def test_only_a_head_that_is_a_model_has_the_target() -> None:
+    asked = {"stopping": {"target": 0.8}, "first_answer": True}
+    job = validate(Job, {"table": {"uri": "unused"}, "search": asked})
+
+    def why(*heads: tuple[float, str | None]) -> str | None:
+        trials = [
+            Trial(f"{FIRST}-{i}", {}, value, 1, False, (), checkpoint, FITTED)
+            for i, (value, checkpoint) in enumerate(heads)
+        ]
+        return opening.has_target(job.training, job.search, FirstAnswer(trials))
+
+    assert why() is None and why((0.7, "somewhere"), (0.9, None)) is None
+    assert why((math.nan, None)) is None
+    said = why((0.7, "somewhere"), (0.9, "somewhere"))
+    assert said == "val_accuracy 0.9 reached the target 0.8"
+
+
 @pytest.mark.parametrize("error", [None, np.linalg.LinAlgError("no convergence")])
 def test_a_head_that_fails_costs_only_itself(
     searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Any

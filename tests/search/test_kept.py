@@ -173,11 +173,12 @@ def test_an_ensemble_has_a_choice_whatever_is_kept(searches: Searches, tmp_path:
         job = searches(tmp_path / "run", **{"search.keep": keep, "search.ensemble": 2})
         ending = Ending(folder, job)
         for place, (name, side) in enumerate(sides.items()):
-            ending.end(name, 0.1 * (place + 1), **{"model.side_px": side})
+            values = {"model.side_px": side, "train.lr": 0.01 * (place + 1)}
+            ending.end(name, 0.1 * (place + 1), **values)
         assert set(ending.having) >= set(chosen) and len(ending.having) == max(5, keep)
         trials = [
-            Trial(name, {"model.side_px": side}, 0.1, 1, False, (), "x")
-            for name, side in sides.items()
+            Trial(name, {"model.side_px": side, "train.lr": 0.01 * place}, 0.1, 1, False, (), "x")
+            for place, (name, side) in enumerate(sides.items(), 1)
         ]
         head = Trial("first-answer-1", {"model.side_px": 64}, 0.9, 1, False, (), "x")
         trials.append(head)
@@ -186,6 +187,25 @@ def test_an_ensemble_has_a_choice_whatever_is_kept(searches: Searches, tmp_path:
         assert [one.name for one in joining] == ["soup", *chosen[:-1], head.name, chosen[-1]]
         result = Ending(tmp_path / f"of {keep}", job).kept.result(trials)
         assert {one.name for one in result if one.kept} >= {*chosen, head.name}
+
+
+def test_copies_take_no_place_among_the_candidates_of_an_ensemble(
+    searches: Searches, tmp_path: Path
+) -> None:
+    """Trials of equal values have equal weights: a search of two combinations asked one of them."""
+    rates = {"a": 0.01, "b": 0.01, "c": 0.01, "d": 0.02, "e": 0.03, "f": 0.04, "g": 0.05}
+    job = searches(tmp_path / "run", **{"search.keep": 1, "search.ensemble": 2})
+    ending = Ending(tmp_path, job)
+    for place, (name, rate) in enumerate(rates.items()):
+        ending.end(name, 0.1 * (place + 1), **{"train.lr": rate})
+    assert ending.having == ["a", "d", "e", "f"]
+    trials = [
+        Trial(name, {"train.lr": rate}, 0.1, 1, False, (), "x") for name, rate in rates.items()
+    ]
+    joining = together.candidates(job.training, trials, job.search, None)
+    assert [one.name for one in joining] == ["a", "d", "e", "f"]
+    kept_of = kept.Kept(job.training, job.search, tmp_path).result(trials)
+    assert [one.name for one in kept_of if one.kept] == ["a", "d", "e", "f"]
 
 
 def test_a_trial_whose_end_was_forgotten_trains_again(searches: Searches, tmp_path: Path) -> None:

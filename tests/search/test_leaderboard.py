@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
+from raypipe.models.zoo import ModelConfig
 from raypipe.search import leaderboard, page
 from raypipe.search.leaderboard import Trial, ahead, compared, ranked
 from raypipe.train.stopping import FITTED
@@ -141,6 +142,15 @@ def test_what_was_not_made_is_one_line_of_the_page() -> None:
     notes.append("No ensemble: there was no time to choose one")
     said = "Refit: it diverged. Ensemble: there was no time to choose one"
     assert page.not_made(notes) == {"not made": said}
+
+
+def test_views_that_validation_does_not_have_are_said() -> None:
+    """The page showed figures of one view beside a model that predicts over eight."""
+    models = {"a": ModelConfig()}
+    assert page.validated(SimpleNamespace(models=models)) == {}  # type: ignore[arg-type]
+    models["b"] = ModelConfig(mode="finetune", views=8)
+    said = page.validated(SimpleNamespace(models=models))["validated"]  # type: ignore[arg-type]
+    assert "with one view" in said and said.endswith("over 8")
 
 
 def test_a_metric_without_a_value_is_no_divergence() -> None:

@@ -107,20 +107,24 @@ def test_what_the_user_sets_is_the_first_trial_and_what_the_job_refuses_is_left_
     assert own[0]["train.weight_decay"] == 0.123 and own[0]["train.lr"] == tuned["train.lr"]
     given = job(
         search={
-            "space": {"model.mode": "choice(frozen, finetune)", "model.views": "choice(1, 2)"},
+            "space": {
+                "model.mode": "choice(frozen, finetune)",
+                "model.frozen_blocks": "choice(0, 2)",
+                "train.lr": "loguniform(1e-4, 1e-2)",
+            },
             "samples": 9,
-            "start": {"model.mode": "finetune", "model.views": 2},
-            # No features are stored of several views.
+            "start": {"model.mode": "finetune", "model.frozen_blocks": 2},
+            # Frozen features have no blocks to freeze.
             "starts": [
-                {"model.mode": "frozen", "model.views": 2},
-                {"model": {"mode": "finetune", "views": 2}},
-                {"model.mode": "frozen", "model.views": 1},
+                {"model.mode": "frozen", "model.frozen_blocks": 2},
+                {"model": {"mode": "finetune", "frozen_blocks": 2}},
+                {"model.mode": "frozen", "model.frozen_blocks": 0},
             ],
         }
     )
-    trials = planned(given)
-    assert trials[0] == {"model.mode": "finetune", "model.views": 2}
-    assert trials[1] == {"model.mode": "frozen", "model.views": 1}
+    first, second, *_ = planned(given)
+    assert (first["model.mode"], first["model.frozen_blocks"]) == ("finetune", 2)
+    assert (second["model.mode"], second["model.frozen_blocks"]) == ("frozen", 0)
 
 
 def test_after_a_warm_start_the_portfolio_comes_next() -> None:

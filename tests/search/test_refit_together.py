@@ -399,6 +399,37 @@ def test_nobody_is_fitted_again_where_no_head_is_part_of_the_model() -> None:
     assert isinstance(both, Again) and both.heads == ("b",)
 
 
+def test_a_head_whose_refit_was_cut_replaces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """train.stopping.seconds ended it at a high rate, and it took the place of what validation
+    chose; search.refit.train.stopping.seconds=null did not help."""
+    train = {"epochs": 10, "stopping": {"seconds": 20}}
+    job = validate(Job, {"table": {"uri": "unused"}, "train": train}).training
+    monkeypatch.setattr(refit_together, "alone", lambda found, name: name)
+
+    def job_of(job: Any, wanted: Any, member: Any) -> Any:
+        return replace(job, refit.splits(job) | wanted)
+
+    monkeypatch.setattr(refit, "job_of", job_of)
+
+    def trained(again: Any, member: Any) -> Any:
+        is_cut = member == "b" and again.train.stopping.seconds is not None
+        epochs = 4 if is_cut else again.train.epochs
+        best = SimpleNamespace(best_epoch=epochs - 1, history=({},) * epochs)
+        return SimpleNamespace(job=again, best=best)
+
+    def heads(**wanted: Any) -> Any:
+        of: Any = None
+        both = Again({"a": 0.5, "b": 0.5}, None)
+        named = {f"train.{name.replace('__', '.')}": value for name, value in wanted.items()}
+        return refit_together.heads_again(job, of, both, named, trained)
+
+    assert heads() == "its heads were not fitted again: of b, it came to 40% of its schedule"
+    done = heads(stopping__seconds=None, epochs=3)
+    assert set(done) == {"a", "b"}
+    # Other settings of the refit are not for heads.
+    assert done["b"].job.train.epochs == 10 and done["b"].job.train.stopping.seconds is None
+
+
 @pytest.mark.usefixtures("ray_session")
 def test_a_trial_that_joins_a_head_costs_no_answer(
     cells: TableConfig, searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -291,6 +291,25 @@ def test_a_warm_start_reads_other_searches_on_the_same_table_and_metric(tmp_path
     assert earlier(job.training, parsed, here) == found  # a killed search goes on from the same
 
 
+def test_a_searcher_learns_from_the_epoch_that_a_trial_offers() -> None:
+    """With train.result=last it learned from epochs whose weights no trial offers."""
+
+    def learned(job: Job, **drawn: str) -> float | None:
+        told: list[float | None] = []
+        made = Planned(job, [{"train.lr": 0.1}])
+        made._learn = lambda trial_id, value: told.append(value)  # type: ignore[method-assign]
+        made.suggest("a")
+        for value in (0.7, 0.9, 0.8, NAN):
+            made.on_trial_result("a", {"val_accuracy": value, **drawn})
+        made.on_trial_complete("a")
+        return told[0]
+
+    last = replace(JOB, {"train.result": "last"})
+    assert learned(JOB) == 0.9 and learned(last) == 0.8
+    assert learned(JOB, **{"config/train.result": "last"}) == 0.8
+    assert learned(last, **{"config/train.result": "best"}) == 0.9
+
+
 @pytest.mark.parametrize("name", ["tpe", "gp"])
 def test_optuna_starts_from_earlier_trials(name: str, tmp_path: Path) -> None:
     optuna = pytest.importorskip("optuna")

@@ -280,6 +280,7 @@ def test_any_range_that_rises_is_taken_and_any_that_falls_is_refused(
         ("model.task", "choice(single_label)", r"cannot vary model\.task.*one metric"),
         ("search.samples", "choice(1, 2)", r"unknown field search\.samples"),
         ("model.calibrate", "choice(true, false)", r"cannot vary model\.calibrate.*no trial"),
+        ("model.views", "choice(1, 8)", r"cannot vary model\.views.*with one view"),
         ("train.workers", "choice(1, 2)", r"cannot vary train\.workers"),
         ("train.lr", "choice(1) if", r"train\.lr is not a draw"),
         (
@@ -485,10 +486,11 @@ def test_trials_are_counted_without_the_cells_that_break_a_limit() -> None:
     assert line == "search.starts.0 is left out: of 3 trials 1 are starts"
 
 
-def one_in_ten() -> Space:
-    """A space of which search.limits leave one model of ten."""
+def one_in_ten(**more: str) -> Space:
+    """A space of which search.limits leave one model of ten. more: further fields."""
     sides = range(32, 132, 10)
-    space = parse.parse({"model.side_px": f"choice({', '.join(map(str, sides))})"}, JOB.training)
+    texts = {"model.side_px": f"choice({', '.join(map(str, sides))})"}
+    space = parse.parse(texts | more, JOB.training)
     shapes = {px: replace(space.job, {"model.side_px": px}).model.shape for px in sides}
     barred = {shapes[px]: "" if px == 32 else "it is too slow" for px in sides}
     return with_(space, barred=barred)
@@ -520,7 +522,8 @@ def test_a_trial_is_drawn_until_it_is_allowed() -> None:
 def test_a_few_trials_that_cannot_be_drawn_cost_only_themselves(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    space, real = one_in_ten(), Space.trial
+    # Trials that cannot repeat each other.
+    space, real = one_in_ten(**{"train.lr": "loguniform(1e-4, 1e-2)"}), Space.trial
 
     def once(self: Space, seed: int, i: int, pins: Any = None, tries: int = 1) -> Changes:
         return real(self, seed, i, pins, 1)
@@ -531,6 +534,36 @@ def test_a_few_trials_that_cannot_be_drawn_cost_only_themselves(
     )
     planned = plan(replace(space.job, {"run.seed": seed}), SearchConfig(samples=50), space, [])
     assert 1 <= len(planned) < 50 and f"{50 - len(planned)} trials are left out" in caplog.text
+
+
+@pytest.mark.usefixtures("heard")
+def test_no_trial_of_a_finite_space_repeats_another_one(caplog: pytest.LogCaptureFixture) -> None:
+    """A budget planned 2,000 trials of two combinations, with the same weights."""
+    texts = {"train.schedule": "choice(cosine, constant)", "model.dropout": "choice(0.0, 0.2, 0.5)"}
+    space = parse.parse(texts, JOB.training)
+    start = {"model.dropout": 0.5}
+    asked = {"start": start, "starts": ({"train.schedule": "cosine"}, start)}
+
+    def tried(samples: int, texts: dict[str, str] = texts, **more: Any) -> list[Changes]:
+        cfg = SearchConfig(samples=samples, space=texts, **more)
+        return plan(JOB.training, cfg, parse.parse(texts, JOB.training), [])
+
+    def different(trials: list[Changes]) -> int:
+        return len({str(sorted(trial.items())) for trial in trials})
+
+    many = tried(300, **asked)
+    assert space.is_finite and different(many) == len(many) == 6
+    assert "294 of 300 trials are left out" in caplog.text
+    assert many[0]["model.dropout"] == 0.5, "starts come first"
+    # Others are drawn in the place of copies.
+    assert different(tried(5)) == len(tried(5)) == 5
+    assert tried(300, **asked) == many, "the same after a kill"
+    # Where copies are asked for, or become different, or cannot be, all is as it was.
+    assert len(tried(300, scheduler="pbt")) == len(tried(300, searcher="tpe")) == 300
+    crossed = {"train.schedule": "grid(cosine, constant)", "model.dropout": "choice(0.0, 0.2)"}
+    assert len(tried(9, crossed)) == 18
+    endless = {"train.lr": "loguniform(1e-4, 1e-2)", "model.dropout": "choice(0.0, 0.2)"}
+    assert len(tried(99, endless)) == 99 and not parse.parse(endless, JOB.training).is_finite
 
 
 def test_a_space_without_fields_is_no_search() -> None:

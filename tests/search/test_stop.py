@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -28,6 +29,7 @@ class Told:
     status: str = Trial.RUNNING
     config: dict[str, Any] = field(default_factory=lambda: {"train.lr": 0.1})
     last_result: dict[str, Any] = field(default_factory=dict)
+    storage: Any = field(default_factory=lambda: SimpleNamespace(trial_dir_name="there"))
     RUNNING, ERROR = Trial.RUNNING, Trial.ERROR
 
     @property
@@ -148,6 +150,32 @@ def test_targets_and_budgets_count_running_trials_and_shares_of_a_gpu(
     assert not Stop(seen).stop_all()
     epoch(seen, "b", 0.92, 3, 600.0)
     assert Stop(seen).stop_all() and seen.stopped == says
+
+
+def test_heads_of_a_first_answer_count_as_what_trials_have_to_beat() -> None:
+    """A head had .95 in the first minute, and all trials ran for a target of .85."""
+
+    def after(**stopping: Any) -> Monitor:
+        rule = SearchStoppingConfig(**stopping)
+        return Monitor(16, "val_accuracy", "max", rule, 1.0, first=0.95)
+
+    aimed = after(target=0.85)
+    assert aimed.stop() and aimed.stopped == "val_accuracy 0.95 reached the target 0.85"
+    assert not after(target=0.96).stop()
+    patient = after(patience=2)
+    trial(patient, "a", 0.5)
+    epoch(patient, "c", 0.97)  # it leads, and still runs
+    trial(patient, "b", 0.8)
+    assert not patient.stop(), "heads are no trials without an improvement"
+    beaten = after(patience=2)
+    epoch(beaten, "c", 0.9)  # it leads all trials, and no head
+    trial(beaten, "a", 0.5)
+    assert not beaten.stop()
+    trial(beaten, "b", 0.8)
+    assert beaten.stop()
+    assert beaten.stopped == (
+        "no improvement of val_accuracy for 2 trials (best 0.95 of the first answer)"
+    )
 
 
 def test_what_was_spent_and_seen_goes_on_after_a_restore() -> None:
@@ -326,6 +354,27 @@ def test_a_trial_that_fails_is_paid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen.held["b"] == Held(7.0, 14.0)
 
 
+def test_an_epoch_that_a_kill_cut_is_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four GPUs, preempted 9 minutes into an epoch of 10: 36 GPU minutes were not counted."""
+    now = [0.0]
+    monkeypatch.setattr("raypipe.search.trials.monitor.time.perf_counter", lambda: now[0])
+    seen = watch(devices=4.0)
+    seen.on_step_end(0, [Told("a"), Told("b", status=Trial.PAUSED)])
+    now[0] += 600
+    epoch(seen, "a", 0.5, seconds=600.0)
+    seen.on_step_end(1, [Told("a")])
+    now[0] += 540
+    state = cloudpickle.loads(cloudpickle.dumps(seen.get_state()))
+    assert seen.held == {"a": Held(600.0, 2400.0)}, "if it ends, it is counted then"
+    again = watch(devices=4.0, gpu_hours=1.2)
+    again.set_state(state)
+    assert again.held == {"a": Held(1140.0, 4560.0)} and again.stop()
+    # As after a second kill.
+    again.on_step_end(0, [Told("a")])
+    now[0] += 60
+    assert again.get_state()["held"] == {"a": Held(1200.0, 4800.0)}
+
+
 def test_each_time_that_the_best_became_better_is_remembered() -> None:
     seen = watch()
     epoch(seen, "a", 0.5)
@@ -344,6 +393,36 @@ def test_each_time_that_the_best_became_better_is_remembered() -> None:
     epoch(again, "c", 0.6)
     epoch(again, "c", 0.8, 2)
     assert [one.value for one in again.reached] == [0.5, 0.7, 0.8]
+
+
+def test_with_the_last_epoch_as_the_result_no_earlier_one_counts() -> None:
+    """A trial had .91 and ended with .86: the search ended for a target of .9, and its page said
+    that the best was 91 %. The leaderboard had no such model."""
+    rule = SearchStoppingConfig(target=0.9)
+    seen = Monitor(16, "val_accuracy", "max", rule, 1.0, result="last")
+    epoch(seen, "a", 0.91, 1)
+    epoch(seen, "a", 0.86, 2)
+    epoch(seen, "a", float("nan"), 3)
+    assert not seen.stop() and seen.reached == [], "its last epoch may be another one"
+    trial(seen, "b", 0.95, 0.84)
+    seen.on_trial_complete(0, [], Told("a", done=True))
+    assert not seen.stop()
+    # The search ends within these: their last epochs are their models.
+    epoch(seen, "c", 0.88)
+    epoch(seen, "d", 0.9)
+    assert seen.stop()
+    seen.on_experiment_end([Told(name) for name in "abcde"])
+    reached = [(one.by, one.value, one.epochs) for one in seen.reached]
+    assert reached == [("b", 0.84, 2), ("a", 0.86, 3), ("d", 0.9, 1)]
+    # A trial may draw it.
+    assert not seen._offers_last(Told("e", config={"train.result": "best"}))
+
+
+def test_a_search_that_goes_on_later_has_reached_nothing_by_trials_that_run() -> None:
+    seen = Monitor(16, "val_accuracy", "max", SearchStoppingConfig(), 1.0, result="last")
+    epoch(seen, "a", 0.9)
+    seen.on_experiment_end([Told("a")])
+    assert seen.reached == []
 
 
 def test_a_budget_for_everything_stops_trials_when_the_rest_is_needed() -> None:

@@ -242,13 +242,14 @@ def test_the_result_of_a_search_is_its_ensemble(
     """Under the job of its best member, which need not be the leaderboard's first trial."""
     folder = job.run.path / "search" / "key"
     seeds = (1, 6, 3)
-    made = [
-        candidate(job, folder, seed, **{"model.views": 2 if seed == 3 else 1}) for seed in seeds
-    ]
+    made = []
+    for seed in seeds:
+        values = {"model.views": 2 if seed == 3 else 1, "train.lr": seed / 1000}
+        made.append(candidate(job, folder, seed, **values))
     history = ({"val_loss": 1.0, "train_loss": 1.0},)
     trials = []
     for one, seed in zip(made, seeds, strict=True):
-        changes = {"model.views": one.job.model.views}
+        changes = {"model.views": one.job.model.views, "train.lr": one.job.train.lr}
         trials.append(Trial(one.name, changes, 1.0, 1, False, history, one.checkpoint))
         assert one.name == f"trial-{seed}"
     trial_files.write(folder / "result.json", trials, None, 60)
@@ -371,6 +372,8 @@ def test_heads_of_two_backbones_of_one_architecture_are_no_ensemble(
         of_head: Any = SimpleNamespace(model=model, feed=SimpleNamespace(val="val"))
         asked.append(Candidate(name, of_head, ""))
     answers = together.Answers(np.full((2, 2), 0.5), np.array([0, 1]), np.array([0, 1]))
+    # As of thousands of classes: their scores are read from the disk.
+    monkeypatch.setattr(together, "MOST_HELD", 3)
     monkeypatch.setattr(together, "_assembled", lambda *given: None)
     monkeypatch.setattr(together, "_on", lambda *given: answers)
     rows: Any = SimpleNamespace(counts={"val": 2})
@@ -379,6 +382,25 @@ def test_heads_of_two_backbones_of_one_architecture_are_no_ensemble(
         said = together.said_of(asked, rows, data)
     assert [one.name for one in said.usable] == ["one", "another head"]
     assert "two cannot join an ensemble" in caplog.text and "weights of its own" in caplog.text
+    assert not any(scores_NC.flags.writeable for scores_NC in said.scores_KNC)
+    assert all(np.array_equal(scores_NC, answers.scores_NC) for scores_NC in said.scores_KNC)
+
+
+def test_scores_that_are_many_are_put_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2,000 classes the candidates' scores filled the memory."""
+    monkeypatch.setattr(together, "MOST_HELD", 10)
+    scores_NC = np.random.default_rng(0).random((4, 3)).astype(np.float32)
+    held_NC = together._put_aside(scores_NC)
+    assert np.array_equal(held_NC, scores_NC) and held_NC.dtype == scores_NC.dtype
+    assert not held_NC.flags.owndata and not held_NC.flags.writeable
+    few_NC = scores_NC[:2]
+    assert together._put_aside(few_NC) is few_NC
+
+    def full() -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(together.tempfile, "TemporaryFile", full)
+    assert together._put_aside(scores_NC) is scores_NC
 
 
 @pytest.mark.usefixtures("ray_session")

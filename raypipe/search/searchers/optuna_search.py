@@ -6,8 +6,9 @@ ask and tell interface:
 1. For the next trial we ask Optuna's study, and draw the space with what it suggests. If the job
    refuses the values, we tell the study that they failed and ask again. After TRIES refusals the
    trial is that of the random search. Starts are its trials, too; the study learns from them.
-2. When a trial ends, we tell the study its best epoch's value, whatever ended it. A trial that
-   failed, or never had a number, is told as failed.
+2. When a trial ends, we tell the study its best epoch's value, whatever ended it (with
+   train.result=last, its last one's). A trial that failed, or never had a number, is told as
+   failed.
 3. The study is stored in a journal in the search's folder, so a killed search continues with it.
 4. What was drawn is also written down (draws.py). If a kill makes Tune forget a trial, it gets the
    same one again, although the study may know later results by now.

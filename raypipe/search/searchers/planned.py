@@ -30,6 +30,7 @@ class Planned(Searcher):  # type: ignore[misc]
     # Here for searches that an older version began: Tune has pickled them without.
     _spare = 0
     _lost = 0  # trials that failed or diverged
+    _result = "best"  # which epoch trials offer that do not draw train.result
 
     def __init__(self, job: TrainJob, trials: list[Changes], spare: int = 0) -> None:
         """spare: so many of the last trials begin only for one that failed or diverged each."""
@@ -38,11 +39,12 @@ class Planned(Searcher):  # type: ignore[misc]
         rule = job.train.stopping
         self._metric_name = rule.metric
         self._better = rule.mode
+        self._result = job.train.result
         self._trials = trials
         self._concurrent = 1
         self._next = 0  # the number of the next trial
         self._live: list[str] = []  # ids of the trials that run or wait
-        self._best: dict[str, float] = {}  # id -> best metric, of live trials
+        self._best: dict[str, float] = {}  # id -> metric of what it offers, of live trials
 
     def set_max_concurrency(self, max_concurrent: int) -> bool:
         self._concurrent = max_concurrent
@@ -63,7 +65,10 @@ class Planned(Searcher):  # type: ignore[misc]
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         value = metric_of_result(result, self._metric_name)
-        if improved(value, self._best.get(trial_id), self._better):
+        # Tune has flattened the result. A last epoch replaces what was better before it.
+        offers = result.get("config/train.result", self._result)
+        before = None if offers == "last" else self._best.get(trial_id)
+        if improved(value, before, self._better):
             self._best[trial_id] = value
 
     def on_trial_complete(
@@ -106,7 +111,8 @@ class Planned(Searcher):  # type: ignore[misc]
         return self._trials[i]
 
     def _learn(self, trial_id: str, value: float | None) -> None:
-        """Use the best value of a trial that ended; None if it failed or never had a number.
+        """Use the value that a trial ended with, of the epoch that it offers; None if it failed or
+        never had a number.
 
         A random search learns nothing from it.
         """

@@ -15,19 +15,20 @@ from typing import Any, NamedTuple
 
 from ray.tune.search import ConcurrencyLimiter
 
+from raypipe.config import key_of
 from raypipe.errors import ConfigError
 from raypipe.search.searchers.bohb import Bohb
 from raypipe.search.searchers.optuna_search import Suggested
 from raypipe.search.searchers.planned import Planned
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space.portfolio import most
-from raypipe.search.space.space import DATA, TRIES, Changes, Space, field_of
+from raypipe.search.space.space import DATA, MOST_TRIES, TRIES, Changes, Space, field_of
 from raypipe.search.warm_start import Earlier
 from raypipe.train.job import TrainJob
 
 log = logging.getLogger("raypipe")
 # Fields of a start that decide how long its model takes.
-_SHAPING = ("model.name", "model.side_px", "model.views")
+_SHAPING = ("model.name", "model.side_px")
 EARLIER = -1  # the place of a start that no setting names
 
 
@@ -35,7 +36,8 @@ def plan(job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier])
     """Every trial of a random search, in order.
 
     The whole grid is run `search.samples` times. The first trial starts from the best earlier
-    trial, or else from `search.start`; those after it from `search.starts`.
+    trial, or else from `search.start`; those after it from `search.starts`. Of a finite space no
+    trial repeats another one, so there may be fewer.
 
     Raises ConfigError if the job refuses whatever the space draws.
     """
@@ -53,7 +55,51 @@ def plan(job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier])
     if missing := cfg.samples * len(cells) - len(trials):
         log.warning("%d trials are left out: the job refuses nearly all draws", missing)
     begin = [start.trial for start in begun(job, cfg, space, earlier, len(trials))]
-    return [*begin, *trials[len(begin) :]]
+    planned = [*begin, *trials[len(begin) :]]
+    if not _may_repeat(cfg, space):
+        return planned
+    distinct = _distinct(seed, space, planned, cfg.samples)
+    if missing := len(planned) - len(distinct):
+        log.warning(
+            "%d of %d trials are left out: search.space has few combinations, and they would "
+            "repeat the other %d",
+            missing,
+            len(planned),
+            len(distinct),
+        )
+    return distinct
+
+
+def _may_repeat(cfg: SearchConfig, space: Space) -> bool:
+    """May planned trials repeat others without somebody having asked for it?
+
+    All trials have one seed, so equal values train equal weights. Of a grid, somebody has said how
+    often it runs. Members of a population change their values. Model-based searchers take others
+    than the planned ones.
+    """
+    is_drawn = cfg.searcher == "random" and not cfg.populated
+    return is_drawn and space.is_finite and not any(field.grid for field in space.fields)
+
+
+def _distinct(seed: int, space: Space, planned: list[Changes], drawn: int) -> list[Changes]:
+    """As many different trials as were planned, or as a finite space seems to have.
+
+    drawn: how many trials have been drawn: those in the place of copies have the next numbers.
+    """
+    found: dict[str, Changes] = {}
+    for changes in planned:
+        found.setdefault(key_of(changes), changes)
+    copies = 0  # in a row
+    for i in range(drawn, drawn + MOST_TRIES):
+        if len(found) == len(planned) or copies == TRIES:
+            break
+        try:
+            changes = space.trial(seed, i)
+        except ConfigError:
+            break  # it took as many tries as one may
+        copies = copies + 1 if key_of(changes) in found else 0
+        found.setdefault(key_of(changes), changes)
+    return list(found.values())
 
 
 class Start(NamedTuple):

@@ -48,6 +48,7 @@ _FIXED = {
     "model.options": _FEATURES,
     "model.mean": _FEATURES,
     "model.std": _FEATURES,
+    "model.views": "Trials are validated with one view",
     "model.calibrate": "It changes what is registered after the search, and no trial",
     "train.workers": "Trials of one search are of one size",
     "train.launcher": "Trials of one search run on Ray",

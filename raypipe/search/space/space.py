@@ -267,6 +267,12 @@ class Space:
         return values
 
     @property
+    def is_finite(self) -> bool:
+        """Has each field a few values? Then trials may repeat each other."""
+        branches = [branch for field in self.fields for branch in field.branches]
+        return all(branch.sampler.finite is not None for branch in branches)
+
+    @property
     def most_epochs(self) -> int:
         """Those of the longest trial: the job's, unless train.epochs is drawn."""
         drawn = [field for field in self.fields if field.name == "train.epochs"]

@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from ray import tune
 
@@ -85,7 +85,8 @@ class Monitor(tune.Callback):  # type: ignore[misc]
     GPU-hours counts them. most_money: search.limits.money, which is never passed: the search stops
     before the epochs that run would pass it. heads_s: device seconds of a first answer's heads,
     which most_money pays, too: they are trials on the leaderboard. workers: of a trial, until one
-    has said how many it has.
+    has said how many it has. first: the best of these heads; None: there is none. result: which
+    epoch trials offer that do not draw train.result.
     """
 
     def __init__(
@@ -102,6 +103,8 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         model: ModelConfig | None = None,
         heads_s: float = 0.0,
         workers: int = 1,
+        first: float | None = None,
+        result: Literal["best", "last"] = "best",
     ) -> None:
         """ledger: the clock of search.budget_s. model: the job's, for what trials do not draw."""
         self._listener = listener
@@ -114,10 +117,12 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self._stopping = stopping
         self._most_money = most_money
         self._heads_s = heads_s
+        self._first = first
+        self._result = result
         self._devices = devices
 
         # By trial id.
-        self._best: dict[str, float] = {}
+        self._best: dict[str, float] = {}  # with train.result=last, the last one
         self._epochs: dict[str, int] = {}
         self._ended: list[str] = []  # in the order in which they ended
         # What a report would else work out again for each of a thousand trials.
@@ -126,6 +131,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         # By trial: device seconds of its last epoch, and when the next one began.
         self._epoch_s: dict[str, float] = {}
         self._since: dict[str, float] = {}
+        self._folders: dict[str, str] = {}  # their names, of all that began
         self._workers = float(workers)
 
         # By the name of the trial's folder, which is the same after a restore.
@@ -165,6 +171,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
             unit="trial",
             running=running,
             epochs=sum(self._epochs.values()),
+            first=self._first,
         )
 
     def stop(self) -> bool:
@@ -198,25 +205,27 @@ class Monitor(tune.Callback):  # type: ignore[misc]
             for trial in trials:
                 if trial.status != trial.RUNNING:
                     self._pay_unfinished(trial)
-        running = {trial.trial_id for trial in trials if trial.status == trial.RUNNING}
+        running = [trial for trial in trials if trial.status == trial.RUNNING]
         now = time.perf_counter()
-        self._since = {trial: self._since.get(trial, now) for trial in running}
+        self._since = {t.trial_id: self._since.get(t.trial_id, now) for t in running}
+        for trial in running:
+            self._folder_of(trial)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         name = trial.trial_id
         value = metric_of_result(result, self._metric)
-        if improved(value, self._best.get(name), self._mode):
+        offers_last = self._offers_last(trial)
+        before = None if offers_last else self._best.get(name)
+        if improved(value, before, self._mode):
             self._best[name] = value
             leads = max if self._mode == "max" else min
             if value == leads(self._best.values()):
                 self._measure(trial, result)
         self._epochs[name] = result["training_iteration"]
-        if improved(value, self.reached[-1].value if self.reached else None, self._mode):
-            epoch = self._epochs[name]
-            of_trial = trial_checkpoints.name_of(trial.path)
-            self.reached.append(Reached(self.elapsed(), value, of_trial, epoch))
+        if not offers_last:
+            self._reach(trial, value)
         # Not Tune's total: a clone's has its donor's time.
         seconds = float(result["time_this_iter_s"])
         self._workers = float(result.get(WORKERS, 1.0))
@@ -224,12 +233,33 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self._since[name] = time.perf_counter()
         self._notify(trials)
 
+    def _offers_last(self, trial: Any) -> bool:
+        """Is the trial's model that of its last epoch? Then nobody gets what an earlier one was."""
+        return bool(trial.config.get("train.result", self._result) == "last")
+
+    def _reach(self, trial: Any, value: float) -> None:
+        """Note it if the trial's model, of this value, is better than all before it."""
+        if improved(value, self.reached[-1].value if self.reached else None, self._mode):
+            of_trial = trial_checkpoints.name_of(trial.path)
+            epoch = self._epochs[trial.trial_id]
+            self.reached.append(Reached(self.elapsed(), value, of_trial, epoch))
+
     def _hold(self, trial: Any, seconds: float) -> float:
         """The trial held its devices for so many seconds. Returns the device seconds."""
-        device_s = seconds * self._workers * self._devices
-        folder = trial_checkpoints.name_of(trial.path)
-        self.held[folder] = self.held.get(folder, Held()) + Held(seconds, device_s)
-        return device_s
+        folder, more = self._folder_of(trial), self._held_for(seconds)
+        self.held[folder] = self.held.get(folder, Held()) + more
+        return more.device_s
+
+    def _held_for(self, seconds: float) -> Held:
+        """What a trial holds in so many seconds."""
+        return Held(seconds, seconds * self._workers * self._devices)
+
+    def _folder_of(self, trial: Any) -> str:
+        """The name of the trial's folder. Asked ten times a second, it is made once."""
+        name = self._folders.get(trial.trial_id)
+        if name is None:
+            name = self._folders[trial.trial_id] = trial_checkpoints.name_of(trial.path)
+        return name
 
     def _measure(self, trial: Any, result: dict[str, Any]) -> None:
         """Note the speed of the trial that leads: a refit would be a training of it."""
@@ -250,6 +280,8 @@ class Monitor(tune.Callback):  # type: ignore[misc]
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         # freeze_thaw stops trials that never began: they are no trials without an improvement.
         if trial.trial_id in self._epochs:
+            if self._offers_last(trial):
+                self._reach(trial, self._best.get(trial.trial_id, math.nan))
             self._count_end(trials, trial)
         self._tell_end(trial)
 
@@ -285,13 +317,40 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         for trial in trials:
             if not trial.storage.trial_dir_name:
                 trial.init_local_path()
+        # Trials that the search's rule has cut are at their last epochs; Tune tells of no end.
+        # After Ctrl-C they go on when the search does.
+        if self.stopped is not None:
+            self._reach_by_cut(trials)
+
+    def _reach_by_cut(self, trials: list[Any]) -> None:
+        """Note the best of the trials that had not ended: they end together."""
+        sign = -1 if self._mode == "max" else 1
+        values = {name: self._best[name] for name in self._best if name not in self._has_ended}
+        cut = [t for t in trials if t.trial_id in values and self._offers_last(t)]
+        for trial in sorted(cut, key=lambda t: sign * values[t.trial_id])[:1]:
+            self._reach(trial, values[trial.trial_id])
 
     def get_state(self) -> dict[str, Any]:
+        """What a restored search goes on with.
+
+        A kill cuts the epochs that run, and they are paid all the same: so the state has them as
+        far as they have come. Tune saves it about once a second; what comes after the last time is
+        lost.
+        """
         state = {name: getattr(self, name) for name in _SAVED}
+        state["held"] = self._held_by_now()
         # A search that had no answer when its time was over may try again: time counts anew.
         if self._ledger is not None and not self._best:
             state["stopped"] = None
         return state | {"_before": self.elapsed()}
+
+    def _held_by_now(self) -> dict[str, Held]:
+        """`held`, with what trials that run have taken of their epochs."""
+        now, found = time.perf_counter(), dict(self.held)
+        for trial_id, began in self._since.items():
+            folder = self._folders[trial_id]
+            found[folder] = found.get(folder, Held()) + self._held_for(now - began)
+        return found
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _started=time.perf_counter())

@@ -15,7 +15,7 @@ class Standing:
     changes: dict[str, Any]
 
     best: float
-    """The best value of the metric so far."""
+    """The best value of the metric so far; with train.result=last, the last one."""
 
     epochs: int
 

@@ -98,6 +98,8 @@ class Trained(Result):
         result, train = self.result, self.job.train
         config = self.job.folder(result.key) / "config.yaml"
         facts = self.registered.facts(result.metrics, config)
+        if self.job.model.views > 1:
+            facts["validated"] = f"with one view of an image; predicts over {self.job.model.views}"
         if self.test:
             facts["test"] = self.test
         facts |= prepared_from(result.version, "prepared from")
@@ -205,7 +207,7 @@ class Searched(Result):
         facts["images decoded"] = f"{result.decoded}, for {begun(result.drawn, result.heads)}"
         whole = f"of the {result.full_epochs} that all trials would take to their ends"
         facts["epochs"] = f"{result.epochs} {whole}"
-        facts |= search_page.ranking(result)
+        facts |= search_page.validated(result) | search_page.ranking(result)
         again = f"raypipe train {shlex.quote(str(self.best_config))}"
         if result.members:
             again += " (one trial alone: a mean of several is not trained)"
