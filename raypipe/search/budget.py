@@ -9,7 +9,8 @@ reserved from the beginning, and estimated again whenever there is something new
 
 - the start has been measured when trials begin. Ending is the same kind of work (imports, MLflow,
   Ray), so a host that starts slowly ends slowly: START of its seconds
-- each trial is a run of its own in MLflow: OF_TRIAL of these seconds
+- each trial is a run of its own in MLflow: OF_TRIAL of these seconds. A server is asked QUESTIONS
+  for it, and how long it takes for one was measured
 - images of validation and test are predicted at the speed of the leading trial's forward pass
 
 What is left is divided: a refit gets `search.refit_share` of it, trials the rest. A refit gets what
@@ -55,6 +56,13 @@ FIT_S, OF_FIT = 6.0, 0.7
 # One trial's run in MLflow takes 43 ms of CPU on a database of this machine, and its place on the
 # leaderboard about as much; the start takes seven seconds of CPU.
 TRIAL_S, OF_TRIAL = 0.06, 0.01
+# A server is asked one question after the other. For a trial's run (registry/runs.py): is there one
+# already, create it, its parameters, inputs, epochs and costs, end it. The model has a run too, and
+# pages, files, a version, an alias and test metrics: about fifty, counted by reading the code.
+QUESTIONS, QUESTIONS_OF_MODEL = 7, 50
+# What comes after the trials' runs, beside these questions and the cluster's end: the package is
+# copied, and the page is written.
+REGISTERED_S = 2.0
 # A forward pass of EfficientNet-Lite0 at 224 px on one core: before anything was measured.
 GUESSED_IMAGES_PER_S = 40.0
 # Estimates may be wrong: this part of the ending is kept beside it, and of the whole budget.
@@ -141,6 +149,9 @@ class Ending:
     between_s: float = 0.0
     """To choose an ensemble, and to fit its heads again; part of what has to be reserved."""
 
+    answer_s: float = 0.0
+    """What a question to MLflow's server takes; 0: its store is a file."""
+
     @property
     def seconds(self) -> float:
         shifted_s = min(self.most_shifted_s, self.shifted * self.prediction_s)
@@ -175,7 +186,14 @@ class Ending:
         """Without any image: package, MLflow, the page, the cluster's end."""
         fixed_s = max(FLOOR_S, START * self.start_s)
         fixed_s += max(TRIAL_S, OF_TRIAL * self.start_s) * self.trials
+        fixed_s += self.answer_s * (QUESTIONS_OF_MODEL + QUESTIONS * self.trials)
         return fixed_s * (1 + ENDING_MARGIN)
+
+    @property
+    def after_runs_s(self) -> float:
+        """What of it comes after the trials' runs in MLflow."""
+        asking_s = self.answer_s * QUESTIONS_OF_MODEL
+        return REGISTERED_S + asking_s + closing_s(self.start_s)
 
     def at(self, larger: float) -> Ending:
         """The same, for pictures so many times as large on a side."""

@@ -63,6 +63,9 @@ class Forecast:
     """Images a second through efficientnet_lite0 at 224 px (work 1 in contenders.py); None: not
     measured."""
 
+    answer_s: float = 0.0
+    """Seconds that MLflow's server takes for a question; 0: its store is a file."""
+
     embedded_per_s: float | None = None
     """Images a second through the trials' frozen backbone; None: not measured."""
 
@@ -118,4 +121,5 @@ class Forecast:
             most_shifted_s=budget.SHIFTED * budget_s,
             others_s=others_s,
             between_s=between_s,
+            answer_s=self.answer_s,
         )

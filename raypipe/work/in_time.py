@@ -365,14 +365,15 @@ def _has_more_threads(job: TrainJob) -> bool:
     return not wants_gpu(job.train, ray.cluster_resources())
 
 
-def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
+def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None, float | None]:
     """The plan to publish, which judges the model by as many images as there is time for.
 
-    And when shifted copies have to be done, of time.monotonic; None: when they are done.
+    And two times of time.monotonic, None without a budget: when shifted copies have to be done, and
+    when no further trial gets a run in MLflow.
     """
     plan, forecast = found.plan, ledger.forecast
     if ledger.budget_s is None:
-        return plan, None
+        return plan, None, None
     leading = [trial for trial in found.trials if trial.name in found.again] or found.trials[:1]
     speed = _expect(found, found.trials_of_members if found.shares else leading, ledger)
     # Who leads may be as it was, beside heads.
@@ -394,7 +395,8 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
     if most < max(forecast.splits, default=0):
         changes["registry.judged_images"] = most
         ledger.notes.append(f"{most} images of a split judge the model: {rate:.0f} a second")
-    until_s = budget.usable(ledger.budget_s) - ledger.spent_s - expected.fixed_s
+    end_s = budget.usable(ledger.budget_s) - ledger.spent_s
+    until_s = end_s - expected.fixed_s
     left_s = until_s - expected.judged_s - expected.fit_s
     if forecast.shifted and left_s < expected.least_shifted_s:
         changes["registry.severity_images"] = 0
@@ -402,7 +404,8 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
     elif forecast.shifted:
         changes["registry.severity_s"] = min(registry.severity_s, left_s)
     plan = with_(plan, job=replace(plan.job, changes)) if changes else plan
-    return plan, time.monotonic() + until_s
+    now = time.monotonic()
+    return plan, now + until_s, now + end_s - expected.after_runs_s
 
 
 def _fitting(ledger: Ledger, expected: Ending) -> int:

@@ -202,6 +202,22 @@ def test_the_end_is_estimated_again_with_each_trial_and_each_measurement() -> No
     assert made.start_s == 20 and made.ending(0, SPEED).seconds > guessed / 2
 
 
+def test_a_server_far_away_gets_the_time_that_trials_take_there() -> None:
+    """Of 155 trials each took half a second where an answer takes 60 ms, and 60 ms were planned."""
+    near, far = (
+        ledger(600.0, start_s=8.0, answer_s=answer_s)[0].ending(155, SPEED)
+        for answer_s in (0.0, 0.06)
+    )
+    questions = budget.QUESTIONS * 155 + budget.QUESTIONS_OF_MODEL
+    more_s = 0.06 * questions * (1 + budget.ENDING_MARGIN)
+    assert more_s > 60 and far.fixed_s - near.fixed_s == pytest.approx(more_s)
+    # What comes after the trials' runs is kept free for it.
+    assert far.after_runs_s - near.after_runs_s == pytest.approx(0.06 * budget.QUESTIONS_OF_MODEL)
+    for trials in (0, 155):
+        one = replace(far, trials=trials)
+        assert one.after_runs_s < one.fixed_s
+
+
 def test_too_few_shifted_copies_get_no_time() -> None:
     made, _ = ledger(100.0, shifted=1800, least_shifted=360)
     slow, fast = (
