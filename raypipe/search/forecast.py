@@ -60,14 +60,15 @@ class Forecast:
     """By trial: predictions a second of its network at its own side, timed after the last trial."""
 
     works_per_s: float | None = None
-    """Images a second through efficientnet_lite0 at 224 px (work 1 in contenders.py); None: not
-    measured."""
+    """Images a second through efficientnet_lite0 at 224 px (work 1 in contenders.py), in this
+    process; None: not measured."""
 
     answer_s: float = 0.0
     """Seconds that MLflow's server takes for a question; 0: its store is a file."""
 
     embedded_per_s: float | None = None
-    """Images a second through the trials' frozen backbone; None: not measured."""
+    """Images a second through the trials' frozen backbone, as far as this process takes part in it;
+    None: not measured."""
 
     def rate(self, speed: Speed | None) -> float:
         """Images a second that one prediction of the model takes, as far as it was measured."""
