@@ -39,6 +39,9 @@ SHIFTED, JUDGED = 0.08, 0.25
 # and took 4, and there was no time to choose an ensemble.
 SHORT_S = 60.0
 FEWEST_JUDGED = 200
+# Where not even these can be predicted in the time that is left, as many as can be, and so many in
+# any case: of fewer nothing would be known.
+LEAST_JUDGED = 30
 # The choice of an ensemble: whose predictions take longer is chosen among fewer trials.
 CHOOSING = 0.1
 # Nor is it free where there are few images: nine candidates took 3 s for 30 of them. And
@@ -216,10 +219,16 @@ class Refit:
     why: str
 
 
-def judged_images(budget_s: float, images_per_s: float, views: int, wanted: int | None) -> int:
+def judged_images(
+    budget_s: float,
+    images_per_s: float,
+    views: int,
+    wanted: int | None,
+    fewest: int = FEWEST_JUDGED,
+) -> int:
     """So many images of each of the two splits may judge the model; see registry.judged_images."""
     fitting = int(JUDGED * budget_s * images_per_s / views / 2)
-    most = max(FEWEST_JUDGED, fitting)
+    most = max(fewest, fitting)
     return most if wanted is None else min(most, wanted)
 
 

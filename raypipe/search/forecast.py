@@ -7,10 +7,17 @@ asks when trials have to end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from raypipe.search import budget
+from raypipe.models.zoo import ModelConfig
+from raypipe.search import budget, contenders, networks
 from raypipe.search.budget import Ending, Speed
+
+
+def _untimed(model: ModelConfig) -> float:
+    """Nobody can time a network."""
+    return 0.0
 
 
 @dataclass
@@ -63,6 +70,13 @@ class Forecast:
     """Images a second through efficientnet_lite0 at 224 px (work 1 in contenders.py), in this
     process; None: not measured."""
 
+    time_network: Callable[[ModelConfig], float] = _untimed
+    """Times a network on the CPUs of this process: images a second, of one view; 0: it cannot."""
+
+    pixels_per_s: dict[str, float] = field(default_factory=dict)
+    """By backbone whose work is not known: pixels a second, as far as it was timed; 0: it cannot
+    be."""
+
     answer_s: float = 0.0
     """Seconds that MLflow's server takes for a question; 0: its store is a file."""
 
@@ -77,6 +91,19 @@ class Forecast:
         if speed is not None and speed.forward_images_per_s is not None:
             return speed.forward_images_per_s
         return self.embedded_per_s or self.works_per_s or budget.GUESSED_IMAGES_PER_S
+
+    def network_per_s(self, model: ModelConfig) -> float:
+        """Images a second, of one view each, through the network of this model in this process.
+
+        By its work; a backbone whose work is not known is timed once, which takes 1 to 3 s.
+        """
+        name, pixels = model.name, float(model.pixels**2)
+        if not contenders.is_known(name):
+            if name not in self.pixels_per_s:
+                self.pixels_per_s[name] = pixels * self.time_network(model)
+            if self.pixels_per_s[name] > 0:
+                return self.pixels_per_s[name] / pixels
+        return networks.of_works(self.works_per_s)(model)
 
     def ending(
         self,
