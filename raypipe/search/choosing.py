@@ -72,7 +72,9 @@ class Choosing:
         if left_s is None or budget_s is None:
             return None
         models = {name: self.models[name] for name in members}
-        image_s = networks.seconds(models, self.speeds, self.ledger.forecast.network_per_s)
+        forecast = self.ledger.forecast
+        image_s = networks.seconds(models, self.speeds, forecast.network_per_s)
+        image_s += budget.uncovered_s(forecast.image_s, image_s)
         # What is left may be a refit's.
         left_s = min(left_s, budget.CHOOSING * budget_s)
         if images * image_s <= CHECKED * left_s:

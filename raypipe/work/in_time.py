@@ -19,6 +19,7 @@ import torch
 
 from raypipe.config import replace
 from raypipe.errors import RaypipeError, one_line
+from raypipe.feed import image_seconds
 from raypipe.feed.dataset import Pinned
 from raypipe.images import shifts
 from raypipe.job import Job
@@ -50,6 +51,8 @@ def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
     """Tell the ledger what the end will be about."""
     forecast = ledger.forecast
     forecast.time_network = partial(_network_per_s, classes=len(pinned.classes))
+    if ledger.budget_s is not None:
+        forecast.image_s = _image_s(job, pinned)
     forecast.has_more_threads = _has_more_threads(job.training)
     forecast.splits = tuple(pinned.counts[split] for split in {job.feed.val, job.feed.test})
     forecast.tests = pinned.counts[job.feed.test]
@@ -66,6 +69,16 @@ def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
         images = job.registry.severity_images
         forecast.shifted = images * len(shifts.KINDS)
         forecast.least_shifted = min(images, LEAST_COPIED) * len(shifts.KINDS)
+
+
+def _image_s(job: Job, pinned: Pinned) -> float:
+    """Seconds in which a validation image is read and decoded; 0: not known."""
+    try:
+        return image_seconds.measured(pinned, job.feed.val, job.model.pixels, job.feed)
+    # An estimate ends no search: whoever needs the images says what is wrong with them.
+    except Exception as e:
+        log.info("How long an image takes is not known: %s", one_line(e))
+        return 0.0
 
 
 def speed_of(found: SearchResult, name: str | None = None) -> Speed | None:
@@ -396,7 +409,7 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None, flo
     if speed is not None and leads:
         expected = expected.at(found.job.model.pixels / speed.side_px)
     ledger.plan("ending", expected.seconds, str(expected))
-    rate, registry = 1 / expected.prediction_s, plan.job.registry
+    rate, registry = 1 / expected.judging_s, plan.job.registry
     # A refit has learned from validation.
     splits = (forecast.tests,) if found.refitted and forecast.tests else forecast.splits
     fitting = _fitting(ledger, expected, splits)
@@ -430,6 +443,6 @@ def _fitting(ledger: Ledger, expected: Ending, splits: Sequence[int]) -> int:
     """Images of each split for whose predictions there is time. splits: how many they have."""
     left_s = ledger.left_before_s(expected.fixed_s) or 0.0
     judging = sum(1 for images in splits if images) or 1
-    each_s = (1 + budget.ENDING_MARGIN) * expected.prediction_s * ledger.forecast.views * judging
+    each_s = (1 + budget.ENDING_MARGIN) * expected.judging_s * ledger.forecast.views * judging
     return int(max(0.0, left_s) / each_s)
 

@@ -219,6 +219,50 @@ def test_a_server_far_away_gets_the_time_that_trials_take_there() -> None:
         assert one.after_runs_s < one.fixed_s
 
 
+def test_images_that_take_long_to_read_are_planned_with() -> None:
+    """With photos of 12 megapixels in an object store the end was a minute late."""
+
+    def planned(image_s: float, **more: Any) -> Ending:
+        made, _ = ledger(2000.0, splits=(400, 600), start_s=8.0, image_s=image_s, **more)
+        return made.ending(1, SPEED)
+
+    plain, large = planned(0.0), planned(0.1)
+    assert planned(0.0005) == plain, "small pictures are in the margin"
+    added_s = budget.READ * 0.1 - budget.COVERED / 300
+    assert plain.judged == large.judged == 1000
+    more_s = 1000 * added_s * (1 + budget.ENDING_MARGIN)
+    assert large.judged_s - plain.judged_s == pytest.approx(more_s) and more_s > 100
+    assert large.prediction_s == plain.prediction_s
+    # An image is read once for all of its views.
+    of_views = planned(0.1, views=8)
+    assert of_views.reading_s == pytest.approx(budget.READ * 0.1 / 8 - budget.COVERED / 300)
+
+    # In a shorter budget fewer images judge, and an ensemble is checked on fewer.
+    made, _ = ledger(600.0, splits=(400, 600), start_s=8.0, image_s=0.1)
+    assert made.ending(1, SPEED).judged < 1000
+    few = in_time._fitting(made, large, (400, 600))
+    assert few < in_time._fitting(made, plain, (400, 600))
+    models = {"a": ModelConfig(mode="finetune", side_px=128)}
+    choosing = Choosing(made, models, {"a": SPEED})
+    checked = choosing.checked(["a"], 1000)
+    assert checked is not None and budget.FEWEST_JUDGED < checked < 1000
+    made.forecast.image_s = 0.0
+    assert choosing.checked(["a"], 1000) is None
+    # What embeds images has read them.
+    made.forecast.image_s, made.forecast.embedded_per_s = 0.1, 8.0
+    assert made.ending(1, replace(SPEED, forward_images_per_s=None)).reading_s == 0
+
+
+def test_images_that_cannot_be_read_end_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: Any) -> float:
+        raise RaypipeError("a file is gone")
+
+    monkeypatch.setattr(in_time.image_seconds, "measured", fails)
+    feed, model = SimpleNamespace(val="val"), SimpleNamespace(pixels=224)
+    job: Any = SimpleNamespace(feed=feed, model=model)
+    assert in_time._image_s(job, cast(Any, None)) == 0
+
+
 def test_too_few_shifted_copies_get_no_time() -> None:
     made, _ = ledger(100.0, shifted=1800, least_shifted=360)
     slow, fast = (

@@ -225,6 +225,7 @@ def test_a_first_answer_that_wins_is_fitted_again_on_both_splits(
     # It leads from the start, and no trial became better.
     assert result.reached[-1].value == result.trials[0].metric
     assert {one.by[: len(FIRST)] for one in result.reached} == {FIRST}
+    assert 0 < ledger.forecast.image_s < 1
     # Its images are no evidence of how fast trials' are embedded: the clock stood still.
     assert ledger.forecast.embedded_per_s is None
 
