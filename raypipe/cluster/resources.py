@@ -14,6 +14,15 @@ def resources_by_node() -> list[dict[str, float]]:
     return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
 
+def cluster_cpus() -> float:
+    """The CPUs of all nodes together; 1 where no cluster is joined."""
+    import ray
+
+    if not ray.is_initialized():
+        return 1.0
+    return max(1.0, float(ray.cluster_resources().get("CPU", 1.0)))
+
+
 def room_for(nodes: Sequence[Mapping[str, float]], gpus: float) -> tuple[int, int]:
     """How many workers with so many GPUs fit, and how many CPUs each of them can have.
 

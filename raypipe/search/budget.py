@@ -9,7 +9,8 @@ reserved from the beginning, and estimated again whenever there is something new
 
 - the start has been measured when trials begin. Ending is the same kind of work (imports, MLflow,
   Ray), so a host that starts slowly ends slowly: START of its seconds
-- each trial is a run of its own in MLflow: OF_TRIAL of these seconds
+- each trial is a run of its own in MLflow: OF_TRIAL of these seconds. A server is asked QUESTIONS
+  for it, and how long it takes for one was measured
 - images of validation and test are predicted at the speed of the leading trial's forward pass
 
 What is left is divided: a refit gets `search.refit_share` of it, trials the rest. A refit gets what
@@ -38,6 +39,9 @@ SHIFTED, JUDGED = 0.08, 0.25
 # and took 4, and there was no time to choose an ensemble.
 SHORT_S = 60.0
 FEWEST_JUDGED = 200
+# Where not even these can be predicted in the time that is left, as many as can be, and so many in
+# any case: of fewer nothing would be known.
+LEAST_JUDGED = 30
 # The choice of an ensemble: whose predictions take longer is chosen among fewer trials.
 CHOOSING = 0.1
 # Nor is it free where there are few images: nine candidates took 3 s for 30 of them. And
@@ -55,8 +59,19 @@ FIT_S, OF_FIT = 6.0, 0.7
 # One trial's run in MLflow takes 43 ms of CPU on a database of this machine, and its place on the
 # leaderboard about as much; the start takes seven seconds of CPU.
 TRIAL_S, OF_TRIAL = 0.06, 0.01
+# A server is asked one question after the other. For a trial's run (registry/runs.py): is there one
+# already, create it, its parameters, inputs, epochs and costs, end it. The model has a run too, and
+# pages, files, a version, an alias and test metrics: about fifty, counted by reading the code.
+QUESTIONS, QUESTIONS_OF_MODEL = 7, 50
+# What comes after the trials' runs, beside these questions and the cluster's end: the package is
+# copied, and the page is written.
+REGISTERED_S = 2.0
 # A forward pass of EfficientNet-Lite0 at 224 px on one core: before anything was measured.
 GUESSED_IMAGES_PER_S = 40.0
+# An image that judges is read and decoded, and half of them once more for what they look like
+# (train/looked_at.py). Up to this part of a prediction that is in the margin, as it was in all runs
+# that were measured: a small picture takes a millisecond, and its prediction 10 to 20.
+READ, COVERED = 1.5, 0.25
 # Estimates may be wrong: this part of the ending is kept beside it, and of the whole budget.
 ENDING_MARGIN, MARGIN = 0.15, 0.005
 
@@ -138,8 +153,15 @@ class Ending:
     others_s: float = 0.0
     """What a prediction takes of an ensemble's other networks, whose sides stay as they are."""
 
+    reading_s: float = 0.0
+    """What reading and decoding add to a prediction, beyond what its margin covers. Not to one of a
+    shifted copy: nine of these come from one image."""
+
     between_s: float = 0.0
     """To choose an ensemble, and to fit its heads again; part of what has to be reserved."""
+
+    answer_s: float = 0.0
+    """What a question to MLflow's server takes; 0: its store is a file."""
 
     @property
     def seconds(self) -> float:
@@ -157,6 +179,11 @@ class Ending:
         return 1 / self.images_per_s + self.others_s
 
     @property
+    def judging_s(self) -> float:
+        """Of a prediction that judges the model, with its part of reading the image."""
+        return self.prediction_s + self.reading_s
+
+    @property
     def fit_s(self) -> float:
         """What the estimate's fit to the shifted copies takes."""
         return max(FIT_S, OF_FIT * self.start_s)
@@ -168,14 +195,21 @@ class Ending:
 
     @property
     def judged_s(self) -> float:
-        return self.judged * self.prediction_s * (1 + ENDING_MARGIN)
+        return self.judged * self.judging_s * (1 + ENDING_MARGIN)
 
     @property
     def fixed_s(self) -> float:
         """Without any image: package, MLflow, the page, the cluster's end."""
         fixed_s = max(FLOOR_S, START * self.start_s)
         fixed_s += max(TRIAL_S, OF_TRIAL * self.start_s) * self.trials
+        fixed_s += self.answer_s * (QUESTIONS_OF_MODEL + QUESTIONS * self.trials)
         return fixed_s * (1 + ENDING_MARGIN)
+
+    @property
+    def after_runs_s(self) -> float:
+        """What of it comes after the trials' runs in MLflow."""
+        asking_s = self.answer_s * QUESTIONS_OF_MODEL
+        return REGISTERED_S + asking_s + closing_s(self.start_s)
 
     def at(self, larger: float) -> Ending:
         """The same, for pictures so many times as large on a side."""
@@ -183,7 +217,7 @@ class Ending:
 
     def __str__(self) -> str:
         return (
-            f"{self.judged:,} images at {1 / self.prediction_s:.0f}/s, {self.trials} trials, "
+            f"{self.judged:,} images at {1 / self.judging_s:.0f}/s, {self.trials} trials, "
             f"start {self.start_s:.1f} s"
         )
 
@@ -198,11 +232,22 @@ class Refit:
     why: str
 
 
-def judged_images(budget_s: float, images_per_s: float, views: int, wanted: int | None) -> int:
+def judged_images(
+    budget_s: float,
+    images_per_s: float,
+    views: int,
+    wanted: int | None,
+    fewest: int = FEWEST_JUDGED,
+) -> int:
     """So many images of each of the two splits may judge the model; see registry.judged_images."""
     fitting = int(JUDGED * budget_s * images_per_s / views / 2)
-    most = max(FEWEST_JUDGED, fitting)
+    most = max(fewest, fitting)
     return most if wanted is None else min(most, wanted)
+
+
+def uncovered_s(reading_s: float, prediction_s: float) -> float:
+    """What has to be planned beside a prediction to read its image, beyond the margin."""
+    return max(0.0, reading_s - COVERED * prediction_s)
 
 
 def closing_s(start_s: float) -> float:

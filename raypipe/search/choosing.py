@@ -52,7 +52,7 @@ class Choosing:
                 ledger.forecast.has_more_threads,
             )
             if speed is not None:
-                speeds[name] = networks.on_cpus(speed, model, ledger.forecast.works_per_s)
+                speeds[name] = networks.on_cpus(speed, model, ledger.forecast.network_per_s)
         return cls(ledger, models, speeds)
 
     def part(self) -> IsLate:
@@ -72,7 +72,9 @@ class Choosing:
         if left_s is None or budget_s is None:
             return None
         models = {name: self.models[name] for name in members}
-        image_s = networks.seconds(models, self.speeds, self.ledger.forecast.works_per_s)
+        forecast = self.ledger.forecast
+        image_s = networks.seconds(models, self.speeds, forecast.network_per_s)
+        image_s += budget.uncovered_s(forecast.image_s, image_s)
         # What is left may be a refit's.
         left_s = min(left_s, budget.CHOOSING * budget_s)
         if images * image_s <= CHECKED * left_s:

@@ -32,6 +32,11 @@ WORK = {"efficientnet_lite0": 1.0, "efficientnet_lite1": 1.6, "efficientnet_lite
 STAGES = "_stages"
 
 
+def is_known(name: str) -> bool:
+    """Is the work of this backbone known?"""
+    return name.removesuffix(STAGES) in WORK
+
+
 @dataclass(frozen=True)
 class Reading:
     """One pass over the images. work: an image's, of efficientnet_lite0 at 224 px."""

@@ -26,8 +26,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-import ray
+import torch
 
+from raypipe.cluster.resources import cluster_cpus
 from raypipe.config import key_of, replace, to_json
 from raypipe.errors import ConfigError, RaypipeError, one_line
 from raypipe.feed.dataset import Pinned
@@ -63,7 +64,8 @@ class FirstAnswer:
 
     seconds: what all of it took, with what came before a kill. reached: when each was fitted, in
     seconds of it.
-    works_per_s: images of work 1 a second of the whole cluster, when it was measured.
+    works_per_s: images of work 1 a second of this process with all its threads, when it was
+    measured. It predicts alone when trials have ended.
     """
 
     trials: list[Trial] = field(default_factory=list)
@@ -90,7 +92,7 @@ def make(
     folder: of the search. told: called with each head that was fitted. barred: by shape, why a
     model may not be trained ("": it may).
     left_for_one_s: if nothing fits, the seconds that the reading of least work may take. It is
-    called with this reading's images a second; None: no seconds.
+    called with this reading's images a second in this process; None: no seconds.
     found: to be filled in, for who may interrupt this.
     most_s: device seconds of all heads, as the leaderboard counts them; None: as many as they take.
     The first one is fitted in any case: nobody knows before what a head takes.
@@ -186,29 +188,34 @@ def _chosen(
     if file.exists():
         kept = json.loads(file.read_text())
         names = kept["readings"]
-        # Older versions kept no rate.
-        return [by_name[name] for name in names if name in by_name], kept.get("works_per_s")
+        # Older versions kept no rate, or the whole cluster's.
+        by_thread = kept.get("thread_works_per_s")
+        here = None if by_thread is None else by_thread * torch.get_num_threads()
+        return [by_name[name] for name in names if name in by_name], here
     splits = {job.feed.train, job.feed.val}
     images = sum(pinned.counts.get(split, 0) for split in splits)
     readings = [heads.reading for heads in among]
-    rate = None
+    rate: float | None = None
+    own: float | None = None
     if seconds is not None and readings:
-        rate, cheapest = works_per_s(readings[0]), readings[:1]
-        readings = contenders.fitting(readings, images, rate, seconds)
+        rate, cheapest = thread_works_per_s(readings[0]), readings[:1]
+        # All nodes read features, and this process alone predicts in the end.
+        everywhere, own = rate * cluster_cpus(), rate * torch.get_num_threads()
+        readings = contenders.fitting(readings, images, everywhere, seconds)
         if not readings:
             # Some answer is worth more than trials.
-            left_s = left_for_one_s(rate / cheapest[0].work)
-            readings = contenders.fitting(cheapest, images, rate, left_s) if left_s else []
+            left_s = left_for_one_s(own / cheapest[0].work)
+            readings = contenders.fitting(cheapest, images, everywhere, left_s) if left_s else []
     if not readings:
         why = f"none of them fits into {seconds:g} s" if among else "no backbone may be read"
         log.warning("There is no first answer: %s", why)
     names = [reading.name for reading in readings]
-    write_atomic(file, to_json({"readings": names, "works_per_s": rate}))
-    return [by_name[name] for name in names], rate
+    write_atomic(file, to_json({"readings": names, "thread_works_per_s": rate}))
+    return [by_name[name] for name in names], own
 
 
-def works_per_s(reading: Reading) -> float:
-    """Images of work 1 a second of the whole cluster, measured on a few drawn ones of a reading."""
+def thread_works_per_s(reading: Reading) -> float:
+    """Images of work 1 a second of one thread, measured on a few drawn ones of a reading."""
     cfg = ModelConfig(name=reading.backbone, side_px=reading.side_px)
     shape = (_PROBED, reading.side_px, reading.side_px, 3)
     pixels_NHWC = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
@@ -218,8 +225,7 @@ def works_per_s(reading: Reading) -> float:
         began = time.perf_counter()
         model.predict(pixels_NHWC)
         took_s = time.perf_counter() - began
-    cpus = ray.cluster_resources().get("CPU", 1.0) if ray.is_initialized() else 1.0
-    return _PROBED * reading.work / took_s * max(1.0, cpus)
+    return _PROBED * reading.work / took_s
 
 
 def _read_and_fit(

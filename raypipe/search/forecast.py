@@ -7,10 +7,17 @@ asks when trials have to end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from raypipe.search import budget
+from raypipe.models.zoo import ModelConfig
+from raypipe.search import budget, contenders, networks
 from raypipe.search.budget import Ending, Speed
+
+
+def _untimed(model: ModelConfig) -> float:
+    """Nobody can time a network."""
+    return 0.0
 
 
 @dataclass
@@ -60,19 +67,57 @@ class Forecast:
     """By trial: predictions a second of its network at its own side, timed after the last trial."""
 
     works_per_s: float | None = None
-    """Images a second through efficientnet_lite0 at 224 px (work 1 in contenders.py); None: not
-    measured."""
+    """Images a second through efficientnet_lite0 at 224 px (work 1 in contenders.py), in this
+    process; None: not measured."""
+
+    time_network: Callable[[ModelConfig], float] = _untimed
+    """Times a network on the CPUs of this process: images a second, of one view; 0: it cannot."""
+
+    pixels_per_s: dict[str, float] = field(default_factory=dict)
+    """By backbone whose work is not known: pixels a second, as far as it was timed; 0: it cannot
+    be."""
+
+    image_s: float = 0.0
+    """Seconds in which an image is read and decoded."""
+
+    answer_s: float = 0.0
+    """Seconds that MLflow's server takes for a question; 0: its store is a file."""
 
     embedded_per_s: float | None = None
-    """Images a second through the trials' frozen backbone; None: not measured."""
+    """Images a second through the trials' frozen backbone, as far as this process takes part in it;
+    None: not measured."""
 
     def rate(self, speed: Speed | None) -> float:
         """Images a second that one prediction of the model takes, as far as it was measured."""
-        if speed is not None and speed.trial in self.timed:
-            return self.timed[speed.trial]
-        if speed is not None and speed.forward_images_per_s is not None:
-            return speed.forward_images_per_s
+        measured = self._measured(speed)
+        if measured is not None:
+            return measured
         return self.embedded_per_s or self.works_per_s or budget.GUESSED_IMAGES_PER_S
+
+    def _measured(self, speed: Speed | None) -> float | None:
+        """Images a second of the trial's own network; None: nobody has measured it."""
+        if speed is None:
+            return None
+        return self.timed.get(speed.trial, speed.forward_images_per_s)
+
+    def _reading_s(self, speed: Speed | None, prediction_s: float) -> float:
+        """Ending.reading_s, beside a prediction that takes so long."""
+        if self._measured(speed) is None and self.embedded_per_s:
+            return 0.0  # these images were read and decoded, too
+        return budget.uncovered_s(budget.READ * self.image_s / self.views, prediction_s)
+
+    def network_per_s(self, model: ModelConfig) -> float:
+        """Images a second, of one view each, through the network of this model in this process.
+
+        By its work; a backbone whose work is not known is timed once, which takes 1 to 3 s.
+        """
+        name, pixels = model.name, float(model.pixels**2)
+        if not contenders.is_known(name):
+            if name not in self.pixels_per_s:
+                self.pixels_per_s[name] = pixels * self.time_network(model)
+            if self.pixels_per_s[name] > 0:
+                return self.pixels_per_s[name] / pixels
+        return networks.of_works(self.works_per_s)(model)
 
     def ending(
         self,
@@ -94,14 +139,16 @@ class Forecast:
         # reported, so far; before the first one, a guess of a guess would be too much.
         others = min(self.others, max(0, trials - 1)) if speed is not None else 0
         others_s = others / rate + self.others_s / self.views
-        together = 1 / (1 / rate + others_s)
+        prediction_s = 1 / rate + others_s
+        reading_s = self._reading_s(speed, prediction_s)
+        judging_s = prediction_s + reading_s
         wanted = self.judged_images
         if fewest:
             wanted = min(budget.FEWEST_JUDGED, wanted or budget.FEWEST_JUDGED)
-        most = budget.judged_images(budget_s, together, self.views, wanted)
+        most = budget.judged_images(budget_s, 1 / judging_s, self.views, wanted)
         splits = (self.tests,) if refit and self.tests else self.splits
         judged = self.views * sum(min(most, images) for images in splits)
-        choosing_s = self.combined / rate + self.views * self.chosen / together
+        choosing_s = self.combined / rate + self.views * self.chosen * judging_s
         if self.combined:
             choosing_s = max(budget.LEAST_CHOOSING_S, choosing_s)
         between_s = min(budget.CHOOSING * budget_s, choosing_s)
@@ -117,5 +164,7 @@ class Forecast:
             least_shifted=self.views * self.least_shifted,
             most_shifted_s=budget.SHIFTED * budget_s,
             others_s=others_s,
+            reading_s=reading_s,
             between_s=between_s,
+            answer_s=self.answer_s,
         )

@@ -173,8 +173,10 @@ class Ledger:
         if self.budget_s is None:
             return None
         guessed = self.ending(1, None)
-        judged = guessed.judged // self.forecast.views
-        ending = replace(guessed, images_per_s=images_per_s, judged=judged)
+        # A view of an image is a prediction, and the image is read once.
+        views = self.forecast.views
+        judged, reading_s = guessed.judged // views, guessed.reading_s * views
+        ending = replace(guessed, images_per_s=images_per_s, judged=judged, reading_s=reading_s)
         return budget.usable(self.budget_s) - self.spent_s - ending.least_s
 
     def left_now_s(self) -> float | None:

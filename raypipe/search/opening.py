@@ -16,6 +16,7 @@ from statistics import fmean
 from raypipe.config import replace
 from raypipe.errors import RaypipeError
 from raypipe.feed.dataset import Pinned
+from raypipe.models.backbones import BACKBONES
 from raypipe.search import (
     budget,
     contenders,
@@ -164,6 +165,9 @@ def _expect(ledger: Ledger, job: TrainJob, cfg: SearchConfig, first: FirstAnswer
     """
     forecast = ledger.forecast
     forecast.works_per_s = first.works_per_s
+    if first.works_per_s is not None and job.model.name not in BACKBONES:
+        # It was measured on this very backbone, at its own side (contenders.readings).
+        forecast.pixels_per_s[job.model.name] = first.works_per_s * job.model.pixels**2
     if not first.trials:
         return
     members = min(len(first.trials), max(1, cfg.ensemble - 1))
@@ -175,7 +179,7 @@ def _expect(ledger: Ledger, job: TrainJob, cfg: SearchConfig, first: FirstAnswer
     if cfg.ensemble < 2:
         return
     models = [replace(job, trial.changes).model for trial in first.trials]
-    forecast.others_s = networks.heads_s(models, cfg.ensemble - 1, first.works_per_s)
+    forecast.others_s = networks.heads_s(models, cfg.ensemble - 1, forecast.network_per_s)
     forecast.others = max(0, forecast.others - len(models))
 
 

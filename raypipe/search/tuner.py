@@ -63,7 +63,7 @@ from raypipe.search.trials import interrupts, saved_state, tune_patches
 from raypipe.search.trials.by_clock import ByClock
 from raypipe.search.trials.monitor import Listener, Monitor
 from raypipe.search.trials.trial import data_key, folder_name
-from raypipe.search.trials.trial_data import decoded_images, prepare_data
+from raypipe.search.trials.trial_data import decoded_images, embedded_here, prepare_data
 from raypipe.search.trials.trial_resources import at_once, gpu_share, plan_resources
 from raypipe.search.warm_start import Earlier, earlier
 from raypipe.tables.table import TableVersion
@@ -272,8 +272,7 @@ def _search_into(
         with ledger.reading(is_answered):
             read = prepare_data(job, pinned, candidates(cfg, space, planned))
         # What a first answer embeds is no part of this time.
-        embeds = any(arrays.features for arrays in read.values())
-        ledger.trials_begin(decoded_images(read) if embeds else 0)
+        ledger.trials_begin(embedded_here(read))
     except TooShort:
         # What trials reached before a kill is worth another start.
         if not is_answered or (folder / "tune").exists():

@@ -132,7 +132,8 @@ def fit(
 ) -> LoopState:
     """Train from (state.epoch, state.step) until the state is `finished`; returns that state.
 
-    It returns earlier, unfinished, when `leaving` returns True or after `until` epochs.
+    It returns earlier, unfinished, when `leaving` returns True or after `until` epochs. A single
+    worker leaves its validation, too.
     """
     # `lr` may be meant for another batch size.
     peak_lr = scaled(float(cfg.lr), int(cfg.batch_size), cfg.lr_batch, cfg.lr_scaling)
@@ -175,8 +176,11 @@ def fit(
             if left:
                 return state
         # All steps of the epoch are done, or those for which there was time.
-        metrics = evaluate(engine, feed, objective)
+        metrics = _evaluated(engine, feed, objective, leaving)
         counted_at = _average_counts(state, engine, losses, counted_at)
+        if metrics is None:
+            save(state)  # a resume repeats the validation alone
+            return state
         metrics["train_loss"] = state.loss_sum / max(1, state.seen)
         epoch_s = time.perf_counter() - started
         images = (state.seen - seen_before) * engine.world
@@ -352,12 +356,27 @@ def _seed(device: torch.device, *parts: int) -> None:
         torch.cuda.manual_seed(mixed)
 
 
-@torch.no_grad()
 def evaluate(engine: Engine, feed: Feed, objective: Objective) -> dict[str, float]:
     """The task's metrics over every rank's share of validation; exact, nothing is padded."""
+    metrics = _evaluated(engine, feed, objective)
+    assert metrics is not None, "nobody asked it to leave"
+    return metrics
+
+
+@torch.no_grad()
+def _evaluated(
+    engine: Engine, feed: Feed, objective: Objective, leaving: Leaving | None = None
+) -> dict[str, float] | None:
+    """As `evaluate`; None if `leaving`, which a single worker asks before each batch, was True.
+
+    A thousand validation images take one thread ten seconds or more. Several workers do not ask
+    here: all of them would have to hear it before the same batch.
+    """
     engine.eval()
     totals: Tensor | int = 0
     for batch in feed.val():
+        if leaving is not None and engine.world == 1 and leaving():
+            return None
         totals = totals + objective.totals(engine.forward(batch.inputs), batch.labels_B)
     # order.evaluation gives each rank at least one batch, perhaps an empty one.
     assert isinstance(totals, Tensor)

@@ -5,7 +5,9 @@ The same result is published once.
 
 from __future__ import annotations
 
+import logging
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +31,7 @@ from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.origin import CalledFor
 from raypipe.train.trainer import Plan, assemble
 
+log = logging.getLogger("raypipe")
 CALIBRATION = "raypipe.calibration"  # tag of a version: its Calibrated, as JSON
 PARENT = "raypipe.parent"  # NAME/N of the champion that it was to replace
 CODE = "raypipe.code"  # sha256 of the code that made it
@@ -50,6 +53,7 @@ def publish(
     called_for: CalledFor | None = None,
     until: float | None = None,
     stay: Sequence[str] = (),
+    runs_until: float | None = None,
 ) -> ModelVersion:
     """Register the `result` of a plan, or return the version that was registered for it before.
 
@@ -57,6 +61,7 @@ def publish(
     recorded what the nodes did too, as the search before a refit. called_for: why it was made;
     None: somebody wanted it. until: of time.monotonic, when shifted copies have to be done.
     stay: members of an ensemble that did not learn from validation images, though others did.
+    runs_until: of time.monotonic, when no further run of a child is begun.
     """
     assert planned.pinned.version == result.version, "a plan and the result of another one"
     # Of two processes that publish the same result, the second waits and finds the first's version.
@@ -71,7 +76,9 @@ def publish(
         # A refit begins with a trial of its own search, which learned from the same rows.
         if began is None or not any(Path(began).is_relative_to(folder) for folder in recorded):
             why = why.behind(began)
-        return _publish(store, planned, result, key, name, children, folders, why, until, stay)
+        return _publish(
+            store, planned, result, key, name, children, folders, why, until, stay, runs_until
+        )
 
 
 def package_key(job: TrainJob, result: TrainResult) -> str:
@@ -99,6 +106,7 @@ def _publish(
     called_for: CalledFor,
     until: float | None,
     stay: Sequence[str],
+    runs_until: float | None,
 ) -> ModelVersion:
     job, pinned = planned.job, planned.pinned
     model = assemble(job, result)
@@ -151,7 +159,7 @@ def _publish(
     facts[origin.MADE] = made
     reference = held_out.reference
     packing.build(folder, model, job.model, result.classes, reference, facts, extra)
-    run_id = _log(store, job, result, name, config, children, nodes)
+    run_id = _log(store, job, result, name, config, children, nodes, runs_until)
     for file, text in pages.items():
         runs.log_text(store, run_id, text, of_package(file, key))
     tags = {
@@ -213,15 +221,27 @@ def _log(
     config: dict[str, Any],
     children: Sequence[Child],
     nodes: Nodes,
+    until: float | None = None,
 ) -> str:
-    """Log the run and the trials to MLflow; the run's id."""
+    """Log the run and the trials to MLflow; the run's id.
+
+    until: of time.monotonic, when no further trial is begun; the best trials come first.
+    """
 
     def log_into(run_id: str) -> None:
         # A mean of several models is no epoch of a training: theirs are in the trials' runs.
         is_mean = result.metrics not in result.history
         runs.log_history(store, run_id, [result.metrics] if is_mean else result.history)
         runs.log_text(store, run_id, dump(job), "config.yaml")
-        for child, params, history, cost in children:
+        for number, (child, params, history, cost) in enumerate(children):
+            if until is not None and time.monotonic() > until:
+                log.warning(
+                    "%d of %d trials have no run of their own in MLflow: search.budget_s left no "
+                    "time for them. The leaderboard has all",
+                    len(children) - number,
+                    len(children),
+                )
+                break
             with runs.run(
                 store, f"{result.key}/{child}", child, params, result.version, parent=run_id
             ) as child_id:

@@ -18,10 +18,12 @@ import ray
 import torch
 
 from raypipe.config import replace
-from raypipe.errors import RaypipeError
+from raypipe.errors import RaypipeError, one_line
+from raypipe.feed import image_seconds
 from raypipe.feed.dataset import Pinned
 from raypipe.images import shifts
 from raypipe.job import Job
+from raypipe.models.zoo import ModelConfig
 from raypipe.registry.tracking import LEAST_COPIED
 from raypipe.search import budget, networks, refit, refit_together, variants
 from raypipe.search.budget import Ending, Refit, Speed
@@ -48,6 +50,9 @@ Train = Callable[[TrainJob, SearchResult, float | None], SearchResult]
 def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
     """Tell the ledger what the end will be about."""
     forecast = ledger.forecast
+    forecast.time_network = partial(_network_per_s, classes=len(pinned.classes))
+    if ledger.budget_s is not None:
+        forecast.image_s = _image_s(job, pinned)
     forecast.has_more_threads = _has_more_threads(job.training)
     forecast.splits = tuple(pinned.counts[split] for split in {job.feed.val, job.feed.test})
     forecast.tests = pinned.counts[job.feed.test]
@@ -64,6 +69,16 @@ def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
         images = job.registry.severity_images
         forecast.shifted = images * len(shifts.KINDS)
         forecast.least_shifted = min(images, LEAST_COPIED) * len(shifts.KINDS)
+
+
+def _image_s(job: Job, pinned: Pinned) -> float:
+    """Seconds in which a validation image is read and decoded; 0: not known."""
+    try:
+        return image_seconds.measured(pinned, job.feed.val, job.model.pixels, job.feed)
+    # An estimate ends no search: whoever needs the images says what is wrong with them.
+    except Exception as e:
+        log.info("How long an image takes is not known: %s", one_line(e))
+        return 0.0
 
 
 def speed_of(found: SearchResult, name: str | None = None) -> Speed | None:
@@ -94,13 +109,13 @@ def _expect(found: SearchResult, members: Sequence[Trial], ledger: Ledger) -> Sp
     speeds = {place: speed for place, speed in measured.items() if speed is not None}
     leader = next((place for place in models if models[place].mode != "frozen"), "0")
     forecast.views = models[leader].views
-    forecast.others_s = networks.others_s(models, speeds, leader, forecast.works_per_s)
+    forecast.others_s = networks.others_s(models, speeds, leader, forecast.network_per_s)
     speed = speeds.get(leader)
     if speed is None:
         return None
     if models[leader].mode != "frozen":
-        return networks.on_cpus(speed, models[leader], forecast.works_per_s)
-    return networks.by_work(speed, models[leader], forecast.works_per_s)
+        return networks.on_cpus(speed, models[leader], forecast.network_per_s)
+    return networks.unmeasured(speed, models[leader], forecast.network_per_s)
 
 
 def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> SearchResult:
@@ -311,7 +326,7 @@ def _planned(
     speed, pinned = speed_of(found), found.pinned
     if speed is None or pinned is None or ledger.budget_s is None:
         return "nothing says how long its epochs would take"
-    speed = networks.on_cpus(speed, found.job.model, ledger.forecast.works_per_s)
+    speed = networks.on_cpus(speed, found.job.model, ledger.forecast.network_per_s)
     if _has_more_threads(found.job):
         speed = speed.alone
     sides = [speed.side_px]
@@ -358,6 +373,16 @@ def _time(found: SearchResult, side_px: int, ledger: Ledger) -> None:
     ledger.forecast.timed[found.trials[0].name] = rate * (asked.pixels / model.pixels) ** 2
 
 
+def _network_per_s(model: ModelConfig, classes: int) -> float:
+    """Images a second through this network on the CPUs of this process; 0: it cannot be timed."""
+    try:
+        return variants.predictions_per_s(model, classes)
+    # Of a library, or of a user's own code. An estimate ends no search.
+    except Exception as e:
+        log.warning("%s cannot be timed on this machine's CPUs: %s", model.name, one_line(e))
+        return 0.0
+
+
 def _has_more_threads(job: TrainJob) -> bool:
     """Has what runs in this process more threads than a trial? It has all of them."""
     if job.train.workers != 1 or torch.get_num_threads() == 1:
@@ -365,15 +390,16 @@ def _has_more_threads(job: TrainJob) -> bool:
     return not wants_gpu(job.train, ray.cluster_resources())
 
 
-def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
+def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None, float | None]:
     """The plan to publish, which judges the model by as many images as there is time for.
 
-    And when shifted copies have to be done, of time.monotonic; None: when they are done. What came
-    of it, the registered version knows (lacking.py).
+    And two times of time.monotonic, None without a budget: when shifted copies have to be done, and
+    when no further trial gets a run in MLflow. What came of it, the registered version knows
+    (lacking.py).
     """
     plan, forecast = found.plan, ledger.forecast
     if ledger.budget_s is None:
-        return plan, None
+        return plan, None, None
     leading = [trial for trial in found.trials if trial.name in found.again] or found.trials[:1]
     speed = _expect(found, found.trials_of_members if found.shares else leading, ledger)
     # Who leads may be as it was, beside heads.
@@ -384,17 +410,24 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
     if speed is not None and leads:
         expected = expected.at(found.job.model.pixels / speed.side_px)
     ledger.plan("ending", expected.seconds, str(expected))
-    rate, registry = 1 / expected.prediction_s, plan.job.registry
-    most = budget.judged_images(ledger.budget_s, rate, forecast.views, registry.judged_images)
+    rate, registry = 1 / expected.judging_s, plan.job.registry
+    # A refit has learned from validation.
+    splits = (forecast.tests,) if found.refitted and forecast.tests else forecast.splits
+    fitting = _fitting(ledger, expected, splits)
+    # There may be no time for as few as were planned: a large network on the CPUs.
+    fewest = min(budget.FEWEST_JUDGED, max(budget.LEAST_JUDGED, fitting))
+    wanted = registry.judged_images
+    most = budget.judged_images(ledger.budget_s, rate, forecast.views, wanted, fewest)
     if "refit" in ledger.phases and not found.refitted:
         # It came to nothing. It left time for an end with as few images as may be.
-        most = max(budget.FEWEST_JUDGED, min(most, _fitting(ledger, expected)))
-        judged = forecast.views * sum(min(most, images) for images in forecast.splits)
-        expected = with_(expected, judged=judged)
+        most = min(most, max(fewest, fitting))
+    judged = forecast.views * sum(min(most, images) for images in splits)
+    expected = with_(expected, judged=min(judged, expected.judged))
     changes: dict[str, float | int] = {}
     if most < max(forecast.splits, default=0):
         changes["registry.judged_images"] = most
-    until_s = budget.usable(ledger.budget_s) - ledger.spent_s - expected.fixed_s
+    end_s = budget.usable(ledger.budget_s) - ledger.spent_s
+    until_s = end_s - expected.fixed_s
     left_s = until_s - expected.judged_s - expected.fit_s
     if forecast.shifted and left_s < expected.least_shifted_s:
         # None is made. The user's number of images stays, or the package would call it the reason.
@@ -402,12 +435,14 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
     elif forecast.shifted:
         changes["registry.severity_s"] = min(registry.severity_s, left_s)
     plan = with_(plan, job=replace(plan.job, changes)) if changes else plan
-    return plan, time.monotonic() + until_s
+    now = time.monotonic()
+    return plan, now + until_s, now + end_s - expected.after_runs_s
 
 
-def _fitting(ledger: Ledger, expected: Ending) -> int:
-    """Images of each split for whose predictions there is time."""
+def _fitting(ledger: Ledger, expected: Ending, splits: Sequence[int]) -> int:
+    """Images of each split for whose predictions there is time. splits: how many they have."""
     left_s = ledger.left_before_s(expected.fixed_s) or 0.0
-    splits = sum(1 for images in ledger.forecast.splits if images) or 1
-    each_s = (1 + budget.ENDING_MARGIN) * expected.prediction_s * ledger.forecast.views * splits
+    judging = sum(1 for images in splits if images) or 1
+    each_s = (1 + budget.ENDING_MARGIN) * expected.judging_s * ledger.forecast.views * judging
     return int(max(0.0, left_s) / each_s)
+

@@ -23,7 +23,7 @@ from raypipe.models import labels
 from raypipe.monitor.monitor import Monitor
 from raypipe.registry import promote, runs, tracking
 from raypipe.registry.runs import KEY
-from raypipe.registry.store import Store, open_store
+from raypipe.registry.store import Store, answer_s, open_store
 from raypipe.registry.versions import ModelVersion
 from raypipe.search import feasible, finished, outcome, refit, tuner, variants
 from raypipe.search import page as search_page
@@ -288,6 +288,8 @@ def search_and_register(
         # Before a store is made.
         feasible.check(job.training, job.search, pinned)
         store = open_store(job.run, job.registry, job.artifacts)
+        if ledger.budget_s is not None:
+            ledger.forecast.answer_s = answer_s(store)
         if pinned is not None:
             _tell_of_champion(store, pinned, show)
     found = _searched(job, show, pinned, monitors, ledger)
@@ -297,13 +299,22 @@ def search_and_register(
         if not result.is_of_one_refit:
             telling.finished(monitors, result.plan.job, result.best)
         children = result.runs(price.usd_per_device_s if price else None)
-        plan, until = in_time.ending(result, ledger)
+        plan, until, runs_until = in_time.ending(result, ledger)
         asked = _called_for(result, plan, job.train.start_from)
         folders = [result.folder]
         # A refit's own metrics have nothing of validation.
         with _kept("search", found.folder, found.metric, found.best.metrics):
             version = publish(
-                store, plan, result.best, "search", children, folders, asked, until, result.stay
+                store,
+                plan,
+                result.best,
+                "search",
+                children,
+                folders,
+                asked,
+                until,
+                result.stay,
+                runs_until,
             )
         lacking.note(version, result.job.run, ledger)
         kept_refits.settle(job, found, result, ledger)

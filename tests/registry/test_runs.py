@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from typing import Any
 
 import mlflow
 import pytest
@@ -107,6 +108,24 @@ def test_a_trials_run_lies_below_its_search(store: Store) -> None:
     ):
         pass
     assert store.client.get_run(child).data.tags["mlflow.parentRunId"] == parent
+
+
+def test_metrics_of_no_epoch_are_one_request(store: Store) -> None:
+    """Each cost of a trial was a request of its own, and a search has hundreds of trials."""
+    asked: list[str] = []
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            return getattr(store.client, name)
+
+    counted = dataclasses.replace(store, client=Counted())  # type: ignore[arg-type]
+    with runs.run(store, "costs", "trial", {}, None) as run_id:
+        runs.log_metrics(counted, run_id, {"cost.seconds": 2.0, "cost.usd": 0.5})
+        runs.log_metrics(counted, run_id, {})
+    assert asked == ["log_batch"]
+    kept = store.client.get_run(run_id).data.metrics
+    assert kept == {"cost.seconds": 2.0, "cost.usd": 0.5}
 
 
 def test_metrics_and_parameters_keep_apart_names_that_users_chose(store: Store) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from raypipe.config import RunConfig
 from raypipe.errors import ConfigError
 from raypipe.failures import explain
-from raypipe.registry.store import Store, open_store
+from raypipe.registry.store import Store, answer_s, open_store
 from raypipe.registry.tracking import RegistryConfig
 
 
@@ -70,3 +72,23 @@ def test_a_full_disk_is_no_wrong_address(small_disk: Path) -> None:
         open_store(RunConfig(dir=str(small_disk / "run")), RegistryConfig())
     code, text = explain(raised.value)
     assert code == 1 and "The disk is full" in text and "registry.uri" not in text
+
+
+def test_a_server_is_asked_how_fast_it_answers_and_a_file_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first question opens the connection: it says little about the next ones."""
+    now, takes_s = [0.0], [3.0, 0.06, 0.08]
+
+    def asked(experiment_id: str) -> None:
+        now[0] += takes_s.pop(0)
+
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr("raypipe.registry.store.time", clock)
+    client: Any = SimpleNamespace(get_experiment=asked)
+
+    def at(address: str) -> Store:
+        return Store(client, address, "7", "cells", "champion", tmp_path, address)
+
+    assert answer_s(at("sqlite:////data/mlflow.db")) == 0 and len(takes_s) == 3
+    assert answer_s(at("databricks")) == pytest.approx(0.08) and not takes_s

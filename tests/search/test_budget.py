@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -35,6 +35,7 @@ from raypipe.search.settings import SearchConfig
 from raypipe.search.tuner import _in_key
 from raypipe.timer import OutOfTime, interrupted
 from raypipe.train.settings import TrainConfig
+from raypipe.train.trainer import Plan
 from raypipe.work import in_time, kept_refits
 
 SPEED = Speed("trial-000", 3, 128, 100.0, 300.0)
@@ -160,11 +161,11 @@ def test_a_refit_leaves_time_for_an_end_that_few_images_judge() -> None:
     clock.now += 900
     expected = replace(ENDING, images_per_s=100.0)
     left_s = budget.usable(1000.0) - 900 - expected.fixed_s
-    fitting = in_time._fitting(made, expected)
+    fitting = in_time._fitting(made, expected, (400, 600))
     each_s = 8 * 2 * (1 + budget.ENDING_MARGIN) / 100.0
     assert 0 < fitting * each_s <= left_s < (fitting + 1) * each_s
     clock.now += 200
-    assert in_time._fitting(made, expected) == 0
+    assert in_time._fitting(made, expected, (400, 600)) == 0
 
 
 def test_a_network_that_was_timed_is_not_guessed() -> None:
@@ -200,6 +201,66 @@ def test_the_end_is_estimated_again_with_each_trial_and_each_measurement() -> No
     clock.now += 20
     made.started()
     assert made.start_s == 20 and made.ending(0, SPEED).seconds > guessed / 2
+
+
+def test_a_server_far_away_gets_the_time_that_trials_take_there() -> None:
+    """Of 155 trials each took half a second where an answer takes 60 ms, and 60 ms were planned."""
+    near, far = (
+        ledger(600.0, start_s=8.0, answer_s=answer_s)[0].ending(155, SPEED)
+        for answer_s in (0.0, 0.06)
+    )
+    questions = budget.QUESTIONS * 155 + budget.QUESTIONS_OF_MODEL
+    more_s = 0.06 * questions * (1 + budget.ENDING_MARGIN)
+    assert more_s > 60 and far.fixed_s - near.fixed_s == pytest.approx(more_s)
+    # What comes after the trials' runs is kept free for it.
+    assert far.after_runs_s - near.after_runs_s == pytest.approx(0.06 * budget.QUESTIONS_OF_MODEL)
+    for trials in (0, 155):
+        one = replace(far, trials=trials)
+        assert one.after_runs_s < one.fixed_s
+
+
+def test_images_that_take_long_to_read_are_planned_with() -> None:
+    """With photos of 12 megapixels in an object store the end was a minute late."""
+
+    def planned(image_s: float, **more: Any) -> Ending:
+        made, _ = ledger(2000.0, splits=(400, 600), start_s=8.0, image_s=image_s, **more)
+        return made.ending(1, SPEED)
+
+    plain, large = planned(0.0), planned(0.1)
+    assert planned(0.0005) == plain, "small pictures are in the margin"
+    added_s = budget.READ * 0.1 - budget.COVERED / 300
+    assert plain.judged == large.judged == 1000
+    more_s = 1000 * added_s * (1 + budget.ENDING_MARGIN)
+    assert large.judged_s - plain.judged_s == pytest.approx(more_s) and more_s > 100
+    assert large.prediction_s == plain.prediction_s
+    # An image is read once for all of its views.
+    of_views = planned(0.1, views=8)
+    assert of_views.reading_s == pytest.approx(budget.READ * 0.1 / 8 - budget.COVERED / 300)
+
+    # In a shorter budget fewer images judge, and an ensemble is checked on fewer.
+    made, _ = ledger(600.0, splits=(400, 600), start_s=8.0, image_s=0.1)
+    assert made.ending(1, SPEED).judged < 1000
+    few = in_time._fitting(made, large, (400, 600))
+    assert few < in_time._fitting(made, plain, (400, 600))
+    models = {"a": ModelConfig(mode="finetune", side_px=128)}
+    choosing = Choosing(made, models, {"a": SPEED})
+    checked = choosing.checked(["a"], 1000)
+    assert checked is not None and budget.FEWEST_JUDGED < checked < 1000
+    made.forecast.image_s = 0.0
+    assert choosing.checked(["a"], 1000) is None
+    # What embeds images has read them.
+    made.forecast.image_s, made.forecast.embedded_per_s = 0.1, 8.0
+    assert made.ending(1, replace(SPEED, forward_images_per_s=None)).reading_s == 0
+
+
+def test_images_that_cannot_be_read_end_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: Any) -> float:
+        raise RaypipeError("a file is gone")
+
+    monkeypatch.setattr(in_time.image_seconds, "measured", fails)
+    feed, model = SimpleNamespace(val="val"), SimpleNamespace(pixels=224)
+    job: Any = SimpleNamespace(feed=feed, model=model)
+    assert in_time._image_s(job, cast(Any, None)) == 0
 
 
 def test_too_few_shifted_copies_get_no_time() -> None:
@@ -474,20 +535,112 @@ def test_predictions_are_cpu_work_whatever_trials_trained_on() -> None:
     assert speed is not None and speed.train_images_per_s == 1000
     assert speed.forward_images_per_s is None
     tuned = ModelConfig(mode="finetune", side_px=112, views=2)
-    on_cpus = networks.on_cpus(speed, tuned, 50.0)
+    per_s = networks.of_works(50.0)
+    on_cpus = networks.on_cpus(speed, tuned, per_s)
     # A quarter of the pixels, at 50 images a second of 224 px.
     assert on_cpus.forward_images_per_s == pytest.approx(200)
-    guessed = networks.on_cpus(speed, tuned, None).forward_images_per_s
+    guessed = networks.on_cpus(speed, tuned, networks.of_works(None)).forward_images_per_s
     assert guessed == pytest.approx(4 * budget.GUESSED_IMAGES_PER_S)
     # What was measured on CPUs stays, and a head's backbone is not its own to time.
-    assert networks.on_cpus(SPEED, tuned, 50.0) is SPEED
-    assert networks.on_cpus(speed, ModelConfig(), 50.0) is speed
+    assert networks.on_cpus(SPEED, tuned, per_s) is SPEED
+    assert networks.on_cpus(speed, ModelConfig(), per_s) is speed
 
     made, _ = ledger(3600.0, works_per_s=50.0)
     trial = Trial("trial-0", {}, 0.9, 3, False, (metrics,), "somewhere")
     choosing = Choosing.of(made, {"trial-0": tuned}, [trial])
     assert choosing.asking_s("trial-0", 400) == pytest.approx(400 * 2 / 200)
     assert made.forecast.rate(choosing.speeds["trial-0"]) == pytest.approx(200)
+
+
+def test_a_network_of_unknown_work_is_timed_once_on_the_cpus() -> None:
+    """After trials on a GPU any backbone counted as efficientnet_lite0, as fast as 50 a second."""
+    asked: list[tuple[str, int]] = []
+
+    def time_network(model: ModelConfig) -> float:
+        asked.append((model.name, model.pixels))
+        return 0.0 if model.name == "timm:broken" else 2.0
+
+    made, _ = ledger(600.0, works_per_s=50.0, time_network=time_network)
+    per_s = made.forecast.network_per_s
+    large = ModelConfig(name="timm:large", mode="finetune", side_px=64)
+    on_gpu = replace(SPEED, forward_images_per_s=None)
+    assert networks.on_cpus(on_gpu, large, per_s).forward_images_per_s == pytest.approx(2.0)
+    assert per_s(large.model_copy(update={"side_px": 128})) == pytest.approx(0.5)
+    assert asked == [("timm:large", 64)]
+    # What cannot be timed is asked for once, too. And where the work is known, nothing is timed.
+    broken = large.model_copy(update={"name": "timm:broken"})
+    assert per_s(broken) == per_s(broken) == 50
+    assert per_s(ModelConfig(mode="finetune", side_px=112)) == pytest.approx(200)
+    assert len(asked) == 2
+
+
+def test_a_network_that_cannot_be_timed_ends_no_search(
+    monkeypatch: pytest.MonkeyPatch, heard: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(model: ModelConfig, classes: int) -> float:
+        raise ImportError("no such library")
+
+    monkeypatch.setattr(variants, "predictions_per_s", fails)
+    assert in_time._network_per_s(ModelConfig(), classes=2) == 0
+    assert "efficientnet_lite0 cannot be timed" in caplog.text
+
+
+@pytest.mark.parametrize(("image_s", "batches"), [(2.0, 2), (0.2, 3), (0.01, 5)])
+def test_a_slow_network_is_timed_on_few_images(
+    monkeypatch: pytest.MonkeyPatch, image_s: float, batches: int
+) -> None:
+    """Eight images at once took 16 s where one takes two. The first call makes much else."""
+    now, asked = [0.0], list[int]()
+
+    def predict(pixels_NHWC: Any) -> None:
+        now[0] += image_s * len(pixels_NHWC) + (0.0 if asked else 3.0)
+        asked.append(len(pixels_NHWC))
+
+    network = SimpleNamespace(predict=predict)
+    built = SimpleNamespace(for_inference=lambda: network)
+    monkeypatch.setattr(variants, "_built", lambda model, classes: built)
+    monkeypatch.setattr(variants, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    rate = variants.predictions_per_s(ModelConfig(mode="finetune", side_px=32), 3)
+    assert rate == pytest.approx(1 / image_s)
+    assert asked == [1, 1, 8, 32, 32][:batches]
+
+
+def test_a_large_network_is_judged_by_as_many_images_as_there_is_time_for(tmp_path: Path) -> None:
+    """200 of each split were predicted in any case: 400 s at one a second, in a budget of 180 s."""
+    metrics = {"images_per_s": 1000.0, "step_s": 0.05, "forward_s": 0.01, "gpu_memory_mb": 900.0}
+    trial = Trial("trial-0", {}, 0.9, 3, False, (metrics,), "somewhere")
+    large = ModelConfig(name="timm:large", mode="finetune", side_px=64)
+    job = validate(Job, {"table": {"uri": "-"}, "run": {"dir": str(tmp_path)}}).training
+    plan = Plan(job, cast(Any, None), "k", tmp_path, cast(Any, None))
+    found: Any = SimpleNamespace(
+        trials=(trial,),
+        again=(),
+        stay=(),
+        shares=(),
+        refitted=False,
+        models={"trial-0": large},
+        job=SimpleNamespace(model=large, train=TrainConfig(workers=2)),
+        plan=plan,
+    )
+
+    def judged(spent_s: float, images_per_s: float = 1.0) -> int | None:
+        """How many of a split; the end is then in time."""
+        asked = {"splits": (400, 600), "start_s": 8.0, "time_network": lambda model: images_per_s}
+        made, clock = ledger(180.0, **asked)
+        clock.now += spent_s
+        published, until, runs_until = in_time.ending(found, made)
+        assert until is not None and runs_until is not None
+        assert runs_until > until
+        said = published.job.registry.judged_images
+        assert [f"{said} images of a split judge" in note for note in made.notes] == [True]
+        return said
+
+    # Two splits, and the margin: 2.3 s an image of each.
+    fixed_s = replace(ENDING, trials=1).fixed_s
+    assert judged(80) == int((budget.usable(180.0) - 80 - fixed_s) / 2.3)
+    assert judged(170) == budget.LEAST_JUDGED
+    # Where they are planned with a part of the budget, late trials take nothing of them.
+    assert judged(170, 16.0) == int(budget.JUDGED * 180 * 16 / 2) > budget.FEWEST_JUDGED
 
 
 def test_at_another_side_only_the_refitted_network_takes_longer() -> None:

@@ -214,16 +214,18 @@ def test_a_first_answer_that_wins_is_fitted_again_on_both_splits(
     cells: TableConfig, searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only_lite0(monkeypatch)
+    monkeypatch.setattr(training, "answer_s", lambda store: 0.01)
     job = searches(tmp_path, **FIRST_ONLY, **{"table.uri": cells.uri})
     now = [0.0]
     ledger = Ledger(BUDGET, 0.0, lambda: now[0])
     result, _, _ = training.search_and_register(job, Shown(lambda standings: None), ledger=ledger)
     assert result.trials[0].name.startswith(FIRST)
-    assert result.refitted and ledger.notes == []
+    assert result.refitted and ledger.notes == [] and ledger.forecast.answer_s == 0.01
     assert result.job.feed.train == "train+val" and result.job.train.solver == "closed"
     # It leads from the start, and no trial became better.
     assert result.reached[-1].value == result.trials[0].metric
     assert {one.by[: len(FIRST)] for one in result.reached} == {FIRST}
+    assert 0 < ledger.forecast.image_s < 1
     # Its images are no evidence of how fast trials' are embedded: the clock stood still.
     assert ledger.forecast.embedded_per_s is None
 

@@ -19,11 +19,13 @@ from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.models.heads import KernelHead
 from raypipe.search import first_answer, opening, page, trial_files, variants
+from raypipe.search.contenders import Reading
 from raypipe.search.first_answer import FirstAnswer
 from raypipe.search.leaderboard import FIRST, Trial
 from raypipe.search.ledger import Ledger
 from raypipe.search.limits import Variant
 from raypipe.search.result import SearchResult
+from raypipe.search.trials import trial_data
 from raypipe.search.trials.standing import Reached
 from raypipe.train import checkpoint, trainer, worker
 from raypipe.train.stopping import FITTED
@@ -147,7 +149,7 @@ def test_what_does_not_fit_into_the_seconds_is_left_out(
 ) -> None:
     job = searches(tmp_path, **HOPELESS).training
     pinned = pin(job.table, job.feed, kind=job.model.task)
-    monkeypatch.setattr(first_answer, "works_per_s", lambda reading: 1.0)
+    one_a_second(monkeypatch)
     # 60 images of 32 px.
     none = first_answer.make(job, pinned, tmp_path / "none", seconds=0.5)
     assert none.trials == [] and "none of them fits into 0.5 s" in caplog.text
@@ -155,12 +157,51 @@ def test_what_does_not_fit_into_the_seconds_is_left_out(
     assert first_answer.make(job, pinned, tmp_path / "none", seconds=1e6).trials == []
 
 
+def one_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of work 1, whatever this machine has."""
+    monkeypatch.setattr(first_answer, "thread_works_per_s", lambda reading: 1.0)
+    monkeypatch.setattr(first_answer, "cluster_cpus", lambda: 1.0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+
+
+def test_all_nodes_read_features_and_one_process_predicts_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end was planned with the rate of all nodes: 64 CPUs, of which this process has four."""
+    monkeypatch.setattr(first_answer, "thread_works_per_s", lambda reading: 10.0)
+    monkeypatch.setattr(first_answer, "cluster_cpus", lambda: 64.0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    among = [first_answer._Heads(Reading("efficientnet_lite0_stages", 224, 1.0), {})]
+    pinned: Any = SimpleNamespace(counts={"train": 2000, "val": 880})
+    job: Any = SimpleNamespace(feed=SimpleNamespace(train="train", val="val"))
+    asked: list[float] = []
+
+    def chosen(folder: str, seconds: float) -> tuple[list[Any], float | None]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        # None: no seconds are left for the reading of least work.
+        left: Any = asked.append
+        return first_answer._chosen(among, job, pinned, tmp_path / folder, seconds, left)
+
+    # 2,880 images at 640 a second take 4.5 s, which are three quarters of 6.
+    assert chosen("fits", 6.1) == (among, 40.0) and not asked
+    assert chosen("fits", 6.1) == (among, 40.0), "as it was kept"
+    assert chosen("not", 5.9) == ([], 40.0) and asked == [40.0]
+
+    # Of features that trials need, the part of this process.
+    monkeypatch.setattr(trial_data, "cluster_cpus", lambda: 64.0)
+    source = SimpleNamespace(decoded=3200)
+    read: Any = {"a": SimpleNamespace(features=True, train=source, val=source)}
+    assert trial_data.embedded_here(read) == 200
+    read["a"].features = False
+    assert trial_data.embedded_here(read) == 0
+
+
 def test_if_nothing_fits_the_reading_of_least_work_may_take_what_is_left(
     searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = searches(tmp_path, **HOPELESS).training
     pinned = pin(job.table, job.feed, kind=job.model.task)
-    monkeypatch.setattr(first_answer, "works_per_s", lambda reading: 1.0)
+    one_a_second(monkeypatch)
     asked: list[float] = []
 
     def left(seconds: float) -> first_answer.LeftForOne:

@@ -149,12 +149,14 @@ def test_a_prediction_takes_as_long_as_the_networks_that_run() -> None:
     }
     speeds = {"tuned": Speed("tuned", 3, 96, 100.0, 300.0), "linear": Speed("linear", 1, 224, 1e3)}
     # The two heads of 224 px share a backbone, and 112 px are a quarter of its work.
-    assert networks.others_s(models, speeds, "tuned", 60.0) == pytest.approx(1.25 / 60)
-    assert networks.others_s(models, speeds, "linear", 60.0) == pytest.approx(0.25 / 60 + 1 / 300)
+    per_s = networks.of_works(60.0)
+    assert networks.others_s(models, speeds, "tuned", per_s) == pytest.approx(1.25 / 60)
+    assert networks.others_s(models, speeds, "linear", per_s) == pytest.approx(0.25 / 60 + 1 / 300)
     heads = [models[name] for name in ("linear", "kernel", "small")]
-    assert networks.heads_s(heads, 1, 60.0) == pytest.approx(1 / 60)
-    assert networks.heads_s(heads, 4, None) == pytest.approx(1.25 / GUESSED_IMAGES_PER_S)
-    of_head = networks.by_work(speeds["linear"], models["small"], 60.0)
+    assert networks.heads_s(heads, 1, per_s) == pytest.approx(1 / 60)
+    guessed = networks.heads_s(heads, 4, networks.of_works(None))
+    assert guessed == pytest.approx(1.25 / GUESSED_IMAGES_PER_S)
+    of_head = networks.unmeasured(speeds["linear"], models["small"], per_s)
     assert of_head.forward_images_per_s == pytest.approx(240)
 
 

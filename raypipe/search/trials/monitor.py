@@ -274,7 +274,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
             named = {f"model.{field}": field for field in _DECIDES_WORK}
             drawn = {field: changes[name] for name, field in named.items() if name in changes}
             model = self._model.model_copy(update=drawn)
-            found = networks.on_cpus(found, model, self._ledger.forecast.works_per_s)
+            found = networks.on_cpus(found, model, self._ledger.forecast.network_per_s)
         self.speed = found or self.speed
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:

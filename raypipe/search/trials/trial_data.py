@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import ray
+import torch
 
+from raypipe.cluster.resources import cluster_cpus
 from raypipe.config import replace
 from raypipe.feed.dataset import Pinned
 from raypipe.feed.feed import Source, await_decoded
@@ -54,3 +56,13 @@ def _sources(data: dict[str, Data]) -> list[Source]:
 def decoded_images(data: dict[str, Data]) -> int:
     """How many images were decoded, for all trials together."""
     return sum(source.decoded for source in _sources(data))
+
+
+def embedded_here(data: dict[str, Data]) -> int:
+    """How many of these images this process would have embedded in the same time: all nodes have
+    done so, and when trials have ended it predicts alone. 0: no backbone is frozen.
+    """
+    if not any(arrays.features for arrays in data.values()):
+        return 0
+    share = min(1.0, torch.get_num_threads() / cluster_cpus())
+    return round(share * decoded_images(data))
