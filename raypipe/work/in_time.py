@@ -445,4 +445,3 @@ def _fitting(ledger: Ledger, expected: Ending, splits: Sequence[int]) -> int:
     judging = sum(1 for images in splits if images) or 1
     each_s = (1 + budget.ENDING_MARGIN) * expected.judging_s * ledger.forecast.views * judging
     return int(max(0.0, left_s) / each_s)
-

@@ -35,7 +35,7 @@ def test_a_table_with_images_of_others_begins_no_story(photos: Path, tmp_path: P
     _require_own(table, ingest(table, day_1))  # a story that was killed and told again
     ingest(table, whole)
     again = ingest(table, day_1)
-    with pytest.raises(ConfigError, match="Set table.uri and run.dir to new folders"):
+    with pytest.raises(ConfigError, match=r"Set table\.uri and run\.dir to new folders"):
         _require_own(table, again)
     # Of a story that came further: its later images are its own.
     ImageTable.open(table).tag("mono-raw", 0)

@@ -338,7 +338,7 @@ def test_an_interrupted_search_without_time_to_go_on_is_told_so(
     with pytest.raises(KeyboardInterrupt):
         searched(job)
     monkeypatch.setattr(tuner, "prepare_data", slow)
-    with pytest.raises(TooShort, match="begun before.*is another search.*same command again"):
+    with pytest.raises(TooShort, match=r"begun before.*is another search.*same command again"):
         ledger = Ledger(BUDGET, 0.0, lambda: now[0])
         training.search_and_register(job, Shown(lambda standings: None), ledger=ledger)
 

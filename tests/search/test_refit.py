@@ -359,7 +359,9 @@ def test_a_refit_has_no_more_workers_than_images_of_a_batch() -> None:
         if workers == 4:
             check(job)
         else:
-            with pytest.raises(ConfigError, match="batch_size=4 not each of 8 workers.*refit=null"):
+            with pytest.raises(
+                ConfigError, match=r"batch_size=4 not each of 8 workers.*refit=null"
+            ):
                 check(job)
 
 

@@ -120,7 +120,7 @@ def begun(
     """The first of `total` trials: values that are known to be good, where the space has them."""
     seed = job.run.seed
     cells = _cells(seed, space)
-    known = {EARLIER: hint.keyed for hint in earlier[:1]}
+    known = {EARLIER: earlier[0].keyed} if earlier else {}
     for place, start in enumerate((cfg.start or {}, *(cfg.starts or ()))):
         known[place] = space.keyed(start)
     taken: list[Start] = []
