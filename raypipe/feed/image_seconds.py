@@ -21,11 +21,13 @@ from raypipe.images.decode import decode_good
 # Of so many row groups the fastest counts: on a busy machine one of them may wait for others. The
 # first that takes longer says enough.
 ROW_GROUPS, SLOW_S = 3, 0.5
+MOST_BYTES = 64_000_000  # of a row group: a larger one is not read for an estimate
 DECODED = 32  # images of a row group that are decoded, at most
 
 
 def measured(pinned: Pinned, split: str, side_px: int, cfg: FeedConfig) -> float:
-    """Seconds that an image of this split takes, of many; 0: the split has none.
+    """Seconds that an image of this split takes, of many; 0: the split has none, or its row groups
+    are too large to be read for this.
 
     Raises DataError for a file that cannot be read.
     """
@@ -36,7 +38,8 @@ def measured(pinned: Pinned, split: str, side_px: int, cfg: FeedConfig) -> float
     threads = len(container.usable_cpus()) if takes_all else cfg.cpu_threads
     took_s: list[float] = []
     began = time.perf_counter()
-    for group in range(min(ROW_GROUPS, len(rows.sizes_F))):
+    small = [n for n, fragment in enumerate(rows.fragments) if fragment.bytes <= MOST_BYTES]
+    for group in small[:ROW_GROUPS]:
         took_s.append(_of_group(rows, group, side_px, threads))
         if time.perf_counter() - began > SLOW_S:
             break

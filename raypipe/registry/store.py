@@ -5,6 +5,7 @@ Only this room imports MLflow.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from raypipe.registry.tracking import Place, RegistryConfig, addresses, check_na
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+log = logging.getLogger("raypipe")
 # Questions by which a server's speed is known. The first one opens the connection.
 ASKED = 3
 
@@ -119,10 +121,15 @@ def answer_s(store: Store) -> float:
     if not patience.host_of(store.address):
         return 0.0
     took_s = []
-    for _ in range(ASKED):
-        began = time.perf_counter()
-        store.client.get_experiment(store.experiment_id)
-        took_s.append(time.perf_counter() - began)
+    try:
+        for _ in range(ASKED):
+            began = time.perf_counter()
+            store.client.get_experiment(store.experiment_id)
+            took_s.append(time.perf_counter() - began)
+    # An estimate ends no search: whoever needs the answer says what is wrong.
+    except Exception as e:
+        log.info("How fast MLflow's server answers is not known: %s", one_line(e))
+        return 0.0
     return median(took_s)
 
 

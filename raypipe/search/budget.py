@@ -40,8 +40,8 @@ SHIFTED, JUDGED = 0.08, 0.25
 SHORT_S = 60.0
 FEWEST_JUDGED = 200
 # Where not even these can be predicted in the time that is left, as many as can be, and so many in
-# any case: of fewer nothing would be known.
-LEAST_JUDGED = 30
+# any case: of fewer no drift check could be made (watch/power.py).
+LEAST_JUDGED = 40
 # The choice of an ensemble: whose predictions take longer is chosen among fewer trials.
 CHOOSING = 0.1
 # Nor is it free where there are few images: nine candidates took 3 s for 30 of them. And
@@ -70,8 +70,9 @@ REGISTERED_S = 2.0
 GUESSED_IMAGES_PER_S = 40.0
 # An image that judges is read and decoded, and half of them once more for what they look like
 # (train/looked_at.py). Up to this part of a prediction that is in the margin, as it was in all runs
-# that were measured: a small picture takes a millisecond, and its prediction 10 to 20.
-READ, COVERED = 1.5, 0.25
+# that were measured: a small picture takes a millisecond, and its prediction 10 to 20. Nor do a few
+# milliseconds count beside a faster prediction: they are measured while other processes start.
+READ, COVERED, COVERED_S = 1.5, 0.25, 0.004
 # Estimates may be wrong: this part of the ending is kept beside it, and of the whole budget.
 ENDING_MARGIN, MARGIN = 0.15, 0.005
 
@@ -247,7 +248,7 @@ def judged_images(
 
 def uncovered_s(reading_s: float, prediction_s: float) -> float:
     """What has to be planned beside a prediction to read its image, beyond the margin."""
-    return max(0.0, reading_s - COVERED * prediction_s)
+    return max(0.0, reading_s - max(COVERED * prediction_s, COVERED_S))
 
 
 def closing_s(start_s: float) -> float:

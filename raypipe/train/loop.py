@@ -133,7 +133,7 @@ def fit(
     """Train from (state.epoch, state.step) until the state is `finished`; returns that state.
 
     It returns earlier, unfinished, when `leaving` returns True or after `until` epochs. A single
-    worker leaves its validation, too.
+    worker leaves its validation, too, but that of the first epoch.
     """
     # `lr` may be meant for another batch size.
     peak_lr = scaled(float(cfg.lr), int(cfg.batch_size), cfg.lr_batch, cfg.lr_scaling)
@@ -176,7 +176,8 @@ def fit(
             if left:
                 return state
         # All steps of the epoch are done, or those for which there was time.
-        metrics = _evaluated(engine, feed, objective, leaving)
+        # The first epoch may be the only answer that there will be: it is judged in any case.
+        metrics = _evaluated(engine, feed, objective, leaving if state.history else None)
         counted_at = _average_counts(state, engine, losses, counted_at)
         if metrics is None:
             save(state)  # a resume repeats the validation alone

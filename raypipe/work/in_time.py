@@ -50,8 +50,8 @@ Train = Callable[[TrainJob, SearchResult, float | None], SearchResult]
 def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
     """Tell the ledger what the end will be about."""
     forecast = ledger.forecast
-    forecast.time_network = partial(_network_per_s, classes=len(pinned.classes))
-    if ledger.budget_s is not None:
+    if ledger.budget_s is not None:  # nobody plans without one
+        forecast.time_network = partial(_network_per_s, classes=len(pinned.classes))
         forecast.image_s = _image_s(job, pinned)
     forecast.has_more_threads = _has_more_threads(job.training)
     forecast.splits = tuple(pinned.counts[split] for split in {job.feed.val, job.feed.test})
@@ -394,8 +394,8 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None, flo
     """The plan to publish, which judges the model by as many images as there is time for.
 
     And two times of time.monotonic, None without a budget: when shifted copies have to be done, and
-    when no further trial gets a run in MLflow. What came of it, the registered version knows
-    (lacking.py).
+    when no further trial gets a run on MLflow's server. What came of it, the registered version
+    knows (lacking.py).
     """
     plan, forecast = found.plan, ledger.forecast
     if ledger.budget_s is None:
@@ -436,7 +436,9 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None, flo
         changes["registry.severity_s"] = min(registry.severity_s, left_s)
     plan = with_(plan, job=replace(plan.job, changes)) if changes else plan
     now = time.monotonic()
-    return plan, now + until_s, now + end_s - expected.after_runs_s
+    # A run in a file takes milliseconds. A server may take a second for one.
+    runs_until = now + end_s - expected.after_runs_s if expected.answer_s else None
+    return plan, now + until_s, runs_until
 
 
 def _fitting(ledger: Ledger, expected: Ending, splits: Sequence[int]) -> int:
