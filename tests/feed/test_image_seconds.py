@@ -48,8 +48,14 @@ def test_an_image_takes_its_part_of_a_row_group_and_its_own_decoding(
 def test_the_fastest_of_few_row_groups_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine one of them waits for others."""
     took_s = [0.03, 0.001, 0.002, 0.0001]
-    rows = SimpleNamespace(sizes_F=[10] * 9)
+    small = SimpleNamespace(bytes=1000)
+    rows = SimpleNamespace(fragments=[small] * 9)
     monkeypatch.setattr(image_seconds, "locate", lambda *given: rows)
     monkeypatch.setattr(image_seconds, "_of_group", lambda rows, group, *more: took_s[group])
     nothing: Any = None
     assert image_seconds.measured(nothing, "val", 32, FEED) == 0.001
+    # One of half a gigabyte is not read for an estimate.
+    rows.fragments = [SimpleNamespace(bytes=500_000_000)] + [small] * 3
+    assert image_seconds.measured(nothing, "val", 32, FEED) == 0.0001
+    rows.fragments = rows.fragments[:1]
+    assert image_seconds.measured(nothing, "val", 32, FEED) == 0
