@@ -71,7 +71,9 @@ def first_answer(result: SearchResult) -> dict[str, str]:
         return {}
     # They stand in the leaderboard's order.
     best = fitted[0]
-    beaten = "no trial beat it" if best is result.trials[0] else "beaten"
+    beaten = "beaten"
+    if best is result.trials[0]:
+        beaten = "no trial beat it" if result.drawn else "no trial began"
     values = " ".join(str(value) for value in best.changes.values())
     return {"first answer": f"{result.metric} {best.metric:.4g} ({values}): {beaten}"}
 

@@ -148,7 +148,7 @@ def _why_not(job: TrainJob, pinned: Pinned, unseen: Unseen) -> str:
     if pinned.common(unseen.split, job.feed.train):
         return f"the model was trained on images of {unseen.split}, and no others are labelled"
     if unseen.is_inherited:
-        return f"the weights that it started from have learned from images of {unseen.split}"
+        return f"the weights that it started from may have learned from images of {unseen.split}"
     return ""
 
 

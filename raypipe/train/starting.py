@@ -21,6 +21,8 @@ from raypipe.failures import on_sigterm
 log = logging.getLogger("raypipe")
 # A group needs 18 to 26 s on two cores (elastic.RESTART_S). What takes longer may wait for room.
 PATIENCE_S = 45.0
+# Whose wait SIGTERM ends now, by the file `leave`.
+_waits: set[Path] = set()
 
 
 class StoppedBeforeStart(Exception):
@@ -51,7 +53,13 @@ def watched(
         with on_sigterm(stop):
             if leave.exists():
                 raise StoppedBeforeStart
-            yield
+            # In other threads nobody hears a signal here.
+            if threading.current_thread() is threading.main_thread():
+                _waits.add(leave)
+            try:
+                yield
+            finally:
+                _waits.discard(leave)
     except KeyboardInterrupt:
         if stopped.is_set():
             raise StoppedBeforeStart from None
@@ -69,8 +77,8 @@ def workers_lost(started: threading.Event, leave: Path) -> None:
     A SIGTERM that came while they ran has asked them alone to leave: it ends the wait, too.
     """
     started.clear()
-    if leave.exists():
-        # Unlike a signal from the system it does nothing where nobody handles it any more.
+    # Elsewhere the signal would be Ray's, which ends the process.
+    if leave in _waits and leave.exists():
         _thread.interrupt_main(signal.SIGTERM)
 
 

@@ -100,7 +100,7 @@ class SearchStoppingConfig(BudgetConfig):
     min_delta: float = Field(default=0.0, ge=0)
     """A trial must improve the best metric by more than this."""
     target: float | None = None
-    """Stop when a trial is as good as this. null: never."""
+    """Stop when a trial, or a head of a first answer, is as good as this. null: never."""
     epochs: int | None = Field(default=None, ge=1)
     """Epochs of all trials together. null: unlimited."""
 

@@ -199,7 +199,8 @@ def _why_not_calibrated(job: TrainJob, pinned: Pinned, inherited_N2: np.ndarray)
     if common:
         return f"the model was trained on images of feed.val={feed.val}, those of {common[0]}"
     if learned.decides(pinned, feed.val, inherited_N2):
-        return f"the weights that it started from have learned from images of feed.val={feed.val}"
+        where = f"images of feed.val={feed.val}"
+        return f"the weights that it started from may have learned from {where}"
     return ""
 
 

@@ -82,7 +82,7 @@ def search(
     base, asked = around.searched(cfg, watch, first)
     trials = asked.samples
     where = _table(first)
-    some = f"{trials} trials around" if trials > 1 else "one trial of"
+    some = f"up to {trials} trials around" if trials > 1 else "one trial of"
     say(f"Searching for a challenger on {where}: {some} the champion's settings")
     if first.feed.sampling == "sources":
         how = "equally often" if first.feed.mix is None else f"by {first.feed.mix}"

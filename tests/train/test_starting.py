@@ -134,8 +134,8 @@ def test_a_sigterm_that_workers_took_with_them_ends_the_wait_for_the_next(tmp_pa
         signal.raise_signal(signal.SIGTERM)
         assert leave.exists()
         lost.start()
-        time.sleep(30)
-        pytest.fail("the wait goes on")
+        # As Ray waits: it looks for signals in between.
+        assert _within(10, lambda: False), "the wait goes on"
 
 
 def test_lost_workers_end_nothing_that_nobody_asked_to_stop(tmp_path: Path) -> None:
