@@ -65,6 +65,7 @@ ELSEWHERE = {
     "from benchmarks import looks": "search/test_looks.py notes looks, and reads benchmarks for it",
     "raypipe report model mine.yaml": "work/test_proof.py runs these verbs",
     "raypipe drift mine.yaml watch.batch.uri=tables/nightly": "chaos/test_nights.py runs both",
+    "0 3 * * *": "a line of cron: chaos/test_nights.py runs the command in it",
     "raypipe evaluate models:/screws@champion": "serve/test_evaluate.py runs both forms",
     "docker build --file infra/ray/docker/Dockerfile": "infra/test_images.py builds the images",
     "kubectl create namespace raypipe": "a Kubernetes cluster: infra/test_ray_elsewhere.py checks "

@@ -638,7 +638,7 @@ def test_a_large_network_is_judged_by_as_many_images_as_there_is_time_for(tmp_pa
 
     # Two splits, and the margin: 2.3 s an image of each.
     fixed_s = replace(ENDING, trials=1).fixed_s
-    assert judged(80) == int((budget.usable(180.0) - 80 - fixed_s) / 2.3)
+    assert judged(60) == int((budget.usable(180.0) - 60 - fixed_s) / 2.3)
     assert judged(170) == budget.LEAST_JUDGED
     # Where they are planned with a part of the budget, late trials take nothing of them.
     assert judged(170, 16.0) == int(budget.JUDGED * 180 * 16 / 2) > budget.FEWEST_JUDGED
