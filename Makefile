@@ -20,7 +20,7 @@ test: .venv/ready
 
 test-share: .venv/ready
 	$(BIN)/python -m pytest -m "cloud and not slow" -k "not train_and and not a_node and not no_secret_is"
-	$(BIN)/python -m pytest -m chaos -k "((killed or flip_a_byte or full_disk or driver_died) and not harm_nobody and not test_prepare and not keeps_one)"
+	$(BIN)/python -m pytest -m chaos -k "((killed or flip_a_byte or full_disk or driver_died or leaves_no_task) and not harm_nobody and not test_prepare and not keeps_one)"
 	$(BIN)/python -m pytest -m slow -k "(two_nodes or submitted or constraints_resolve) and not (cluster and test_two_nodes) and not stop_submitted"
 	$(BIN)/python -m pip install --quiet --constraint infra/constraints.txt --editable '.[spark,hf]'
 	$(BIN)/python -m pytest tests/models/test_providers.py

@@ -9,7 +9,7 @@ from typing import Any
 
 from raypipe.errors import RaypipeError
 
-ASKED_EVERY_S = 0.5
+ASKED_EVERY_S, ASKED_S = 0.5, 1.5
 
 
 def result(reference: Any) -> Any:
@@ -37,20 +37,19 @@ def own_errors() -> Iterator[None]:
 def cancel(references: Iterable[Any], within_s: float = 3.0) -> None:
     """End tasks whose results nobody wants: what follows would wait for their CPUs.
 
-    A worker that is just starting misses the call, so it is repeated until all tasks have ended or
-    `within_s` is over. Never raises: a cluster that is gone runs no tasks.
+    A worker that is just starting misses the call, so it is repeated. After ASKED_S the worker's
+    process is ended, until all tasks have ended or `within_s` is over. Never raises: a cluster that
+    is gone runs no tasks.
     """
     import ray
 
     left = list(references)
-    ends = time.monotonic() + within_s
+    began = time.monotonic()
     with suppress(Exception):
         # Without Ray nothing runs, and to ask it would start it again.
-        while left and ray.is_initialized():
+        while left and ray.is_initialized() and time.monotonic() < began + within_s:
             for reference in left:
-                ray.cancel(reference, force=False)
+                ray.cancel(reference, force=time.monotonic() > began + ASKED_S)
             _, left = ray.wait(
                 left, num_returns=len(left), timeout=ASKED_EVERY_S, fetch_local=False
             )
-            if time.monotonic() > ends:
-                return
