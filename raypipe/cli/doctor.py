@@ -62,7 +62,7 @@ def doctor(
         raise RaypipeError(
             f"A package that every verb needs cannot be imported: {e}",
             rule="Without it nothing runs, and doctor can check nothing else",
-            fix="unset PYTHONPATH, or python -m pip install --force-reinstall raypipe",
+            fix="unset PYTHONPATH, or install raypipe again (make install in its checkout)",
         ) from e
 
     given = list(overrides or [])

@@ -124,7 +124,7 @@ def _is_there(name: str) -> bool:
 
 def _not_imported(name: str, why: str) -> Finding:
     rule = "Every verb imports torch and raypipe's own modules"
-    way_out = "python -m pip install --force-reinstall raypipe, in an environment of its own"
+    way_out = "Install raypipe again (make install in its checkout), in an environment of its own"
     return Finding(name, "fail", f"An import failed: {why}", rule, way_out)
 
 
