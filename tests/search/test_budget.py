@@ -436,25 +436,31 @@ def test_in_a_short_budget_shifted_copies_get_what_an_ensemble_and_a_refit_leave
         assert after.fit_s == during.fit_s
 
 
-def test_without_time_for_shifted_copies_the_package_does_not_name_the_users_setting() -> None:
-    """It said "registry.severity_images is 0", which nobody had set."""
-    metrics = {"images_per_s": 100.0, "step_s": 0.3, "forward_s": 0.1}
-    trial = Trial("trial-0", {}, 0.9, 3, False, (metrics,), "somewhere")
-    tuned = ModelConfig(mode="finetune", side_px=128)
-    found: Any = SimpleNamespace(
+def ended(trial: Trial, model: ModelConfig, plan: Any) -> Any:
+    """The result of a search of one trial, without a refit."""
+    return SimpleNamespace(
         trials=(trial,),
         again=(),
         stay=(),
         shares=(),
         refitted=False,
-        models={"trial-0": tuned},
-        job=SimpleNamespace(model=tuned, train=TrainConfig(workers=2)),
-        plan=SimpleNamespace(job=SimpleNamespace(registry=RegistryConfig())),
+        models={trial.name: model},
+        job=SimpleNamespace(model=model, train=TrainConfig(workers=2)),
+        plan=plan,
     )
+
+
+def test_without_time_for_shifted_copies_the_package_does_not_name_the_users_setting() -> None:
+    """It said "registry.severity_images is 0", which nobody had set."""
+    metrics = {"images_per_s": 100.0, "step_s": 0.3, "forward_s": 0.1}
+    trial = Trial("trial-0", {}, 0.9, 3, False, (metrics,), "somewhere")
+    tuned = ModelConfig(mode="finetune", side_px=128)
+    plan = SimpleNamespace(job=SimpleNamespace(registry=RegistryConfig()))
+    found = ended(trial, tuned, plan)
     made, clock = ledger(600.0, splits=(400, 600), shifted=1800, least_shifted=360)
     clock.now += 590
-    plan, until, _ = in_time.ending(found, made)
-    assert plan is found.plan and until is not None and until <= time.monotonic()
+    published, until, _ = in_time.ending(found, made)
+    assert published is found.plan and until is not None and until <= time.monotonic()
     # The registered version says what became of it: see test_lacking.py.
     assert made.notes == []
 
@@ -612,16 +618,7 @@ def test_a_large_network_is_judged_by_as_many_images_as_there_is_time_for(tmp_pa
     large = ModelConfig(name="timm:large", mode="finetune", side_px=64)
     job = validate(Job, {"table": {"uri": "-"}, "run": {"dir": str(tmp_path)}}).training
     plan = Plan(job, cast(Any, None), "k", tmp_path, cast(Any, None))
-    found: Any = SimpleNamespace(
-        trials=(trial,),
-        again=(),
-        stay=(),
-        shares=(),
-        refitted=False,
-        models={"trial-0": large},
-        job=SimpleNamespace(model=large, train=TrainConfig(workers=2)),
-        plan=plan,
-    )
+    found = ended(trial, large, plan)
 
     def judged(spent_s: float, images_per_s: float = 1.0) -> int | None:
         """How many images of each split."""
