@@ -18,7 +18,7 @@ from raypipe.job import Job
 from raypipe.search.schedulers import surrogate
 from raypipe.search.schedulers.curves import Curve, target
 from raypipe.search.schedulers.freeze_thaw import FreezeThaw
-from raypipe.search.schedulers.surrogate import Data, Posterior
+from raypipe.search.schedulers.surrogate import Data, Likeness, Posterior
 from raypipe.search.schedulers.thaw_scheduler import SECONDS, freeze_thaw
 from raypipe.search.space import parse
 from raypipe.search.space.coordinates import Coordinates
@@ -108,13 +108,31 @@ def test_a_curve_is_known_where_it_was_observed_and_not_elsewhere() -> None:
     data = observed()
     theta_P = surrogate.prior(data.groups)[0]
     theta_P[surrogate.NOISE] = -5.0
-    posterior = Posterior(theta_P, data)
-    mean_N, sd_N = posterior.at(data.x_MD[data.trial_N], data.trial_N, data.t_N)
+    x = {str(row): x_D for row, x_D in enumerate(data.x_MD)}
+    x |= {"twin": data.x_MD[0], "far": data.x_MD[0] + 9.0}
+    names, likeness = list(x)[: len(data.x_MD)], Likeness(theta_P, data.group_D, x)
+    alike_MM = likeness.between(names, names)
+    posterior = Posterior(theta_P, data, alike_MM)
+    mean_N, sd_N = posterior.at(alike_MM[data.trial_N], data.trial_N, data.t_N)
     assert mean_N == pytest.approx(data.y_N, abs=0.05) and sd_N.max() < 0.05
     # A trial with the same values is another trial: its own term is not known.
-    _, sd_of_twin = posterior.at(data.x_MD[:1], np.array([-1]), data.t_N[:1])
-    _, sd_far = posterior.at(data.x_MD[:1] + 9.0, np.array([-1]), data.t_N[:1])
-    assert 0.1 < sd_of_twin[0] < sd_far[0]
+    others = likeness.between(["twin", "far"], names)
+    _, (sd_of_twin, sd_far) = posterior.at(others, np.array([-1, -1]), data.t_N[[0, 0]])
+    assert 0.1 < sd_of_twin < sd_far
+
+
+def test_likeness_is_the_same_however_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = observed()
+    theta_P = surrogate.prior(data.groups)[0]
+    x = {str(row): x_D for row, x_D in enumerate(data.x_MD)}
+    at_once = Likeness(theta_P, data.group_D, x).between(list(x), list(x))
+    assert np.diag(at_once).tolist() == [1.0] * 5 and (at_once == at_once.T).all()
+    one_by_one = Likeness(theta_P, data.group_D, x)
+    monkeypatch.setattr(surrogate, "MOST_KEPT", 3)  # so that some are forgotten
+    for row in range(5):
+        for column in range(5):
+            got = one_by_one.between([str(row)], [str(column)])
+            assert got.tolist() == [[at_once[row, column]]]
 
 
 def test_targets_far_off_are_cut_and_lost_ones_too() -> None:

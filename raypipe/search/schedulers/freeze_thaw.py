@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ from scipy.stats import norm
 from raypipe.search.schedulers import surrogate
 from raypipe.search.schedulers.curves import Curve, log_seconds, observed
 from raypipe.search.schedulers.halving import Verdict
-from raypipe.search.schedulers.surrogate import Array, Data, Posterior
+from raypipe.search.schedulers.surrogate import Array, Data, Likeness, Posterior
 from raypipe.train.stopping import Mode
 
 LEAST_GAIN = 2e-5  # of a log loss: a fiftieth of a thousandth of the loss
@@ -76,6 +76,7 @@ class FreezeThaw:
         self._least_gain = least_gain
         self._x: dict[str, Array] = {}  # of all trials, in the order of their arrival
         self._known: tuple[int, _Model] | None = None  # the model after so many reports
+        self._likeness: Likeness | None = None  # at the fitted hyperparameters
 
         # What was learned. `state` saves it.
         self._curves: dict[str, Curve] = {}  # of trials that have begun
@@ -93,6 +94,8 @@ class FreezeThaw:
 
     def meet(self, trial: str, x_D: Array) -> None:
         """A trial that may be begun, and its values."""
+        if trial in self._x and not np.array_equal(self._x[trial], x_D):
+            self._known = self._likeness = None  # they know other values
         self._x[trial] = x_D
 
     def report(
@@ -208,7 +211,7 @@ class FreezeThaw:
         """Continue from what `state` returned."""
         for name, value in state.items():
             setattr(self, f"_{name}", value)
-        self._known = None
+        self._known = self._likeness = None
 
     # The decision.
 
@@ -229,21 +232,30 @@ class FreezeThaw:
         model = self._model()
         if self._is_settled(model, open_):
             return self._last(startable)
+        self._weigh(model, startable)
+        return max(startable, key=model.worth.__getitem__)
+
+    def _weigh(self, model: _Model, names: list[str]) -> None:
+        """What an epoch of each trial is worth, into `model.worth`: the same until a report."""
+        names = [name for name in names if name not in model.worth]
+        if not names:
+            return
         horizon, threshold = self._draw(model)
-        epochs = [min(self._epoch(name) + horizon, self.max_epochs) for name in startable]
-        mean_C, sd_C = self._predict(model, startable, np.array(epochs))
+        epochs = [min(self._epoch(name) + horizon, self.max_epochs) for name in names]
+        mean_C, sd_C = self._predict(model, names, np.array(epochs))
         worth_C = log_ndtr((threshold - mean_C) / np.hypot(sd_C, model.posterior.noise))
-        worth_C = worth_C - COST * self._log_seconds(startable)
-        return startable[int(np.argmax(worth_C))]
+        worth_C = worth_C - COST * self._log_seconds(names)
+        model.worth.update(zip(names, worth_C.tolist(), strict=True))
 
     def _open(self) -> list[str]:
         """Trials that may train an epoch now: those that wait, and the next ones to begin."""
         waiting = []
         new: list[str] = []
+        closed = {*self._running, *self._ended, *self._failed}
         for name in self._x:
-            if name in self._running or name in self._ended or name in self._failed:
+            if name in closed:
                 continue
-            if self._epoch(name):
+            if name in self._curves and self._curves[name].targets:
                 waiting.append(name)
             elif len(new) < MOST_CANDIDATES // 2:
                 new.append(name)
@@ -281,10 +293,13 @@ class FreezeThaw:
         if waited < patience / 2:
             return False
         names = [*open_, *self._running]
-        mean_C, sd_C = self._predict(model, names, np.full(len(names), self.max_epochs))
-        z_C = (model.best - mean_C) / sd_C
-        gain_C = sd_C * (z_C * norm.cdf(z_C) + norm.pdf(z_C))
-        return bool(gain_C.max() * model.scale < self._least_gain)
+        new = [name for name in names if name not in model.gain]
+        if new:
+            mean_C, sd_C = self._predict(model, new, np.full(len(new), self.max_epochs))
+            z_C = (model.best - mean_C) / sd_C
+            gain_C = sd_C * (z_C * norm.cdf(z_C) + norm.pdf(z_C)) * model.scale
+            model.gain.update(zip(new, gain_C.tolist(), strict=True))
+        return max(model.gain[name] for name in names) < self._least_gain
 
     def _last(self, startable: list[str]) -> str | None:
         """The best trial, to be trained in full when nothing else is worth it.
@@ -333,17 +348,18 @@ class FreezeThaw:
         if reports >= max(FIRST_FIT, GROWTH * self._fitted):
             start = None if self._theta is None else np.array(self._theta)
             self._theta = surrogate.fit(data, start).tolist()
-            self._fitted = reports
+            self._fitted, self._likeness = reports, None
         theta_P = surrogate.prior(data.groups)[0] if self._theta is None else np.array(self._theta)
+        self._likeness = self._likeness or Likeness(theta_P, self._group_D, self._x)
+        posterior = Posterior(theta_P, data, self._likeness.between(rows, rows))
         rows_of = {name: row for row, name in enumerate(rows)}
-        return _Model(
-            Posterior(theta_P, data), rows_of, float(y_N.min()), float(np.median(y_N)), mean, scale
-        )
+        return _Model(posterior, rows_of, float(y_N.min()), float(np.median(y_N)), mean, scale)
 
     def _predict(self, model: _Model, names: list[str], epochs_C: Array) -> tuple[Array, Array]:
-        x_CD = np.array([self._x[name] for name in names])
+        assert self._likeness is not None  # the model has one
+        alike_CM = self._likeness.between(names, list(model.rows))
         trial_C = np.array([model.rows.get(name, -1) for name in names])
-        return model.posterior.at(x_CD, trial_C, np.log(epochs_C))
+        return model.posterior.at(alike_CM, trial_C, np.log(epochs_C))
 
 
 @dataclass(frozen=True)
@@ -356,3 +372,7 @@ class _Model:
     median: float
     mean: float  # of the targets
     scale: float  # their standard deviation
+    # Of the trials that were asked about: how much an epoch is worth, and the expected gain at the
+    # last epoch.
+    worth: dict[str, float] = field(default_factory=dict)
+    gain: dict[str, float] = field(default_factory=dict)

@@ -20,7 +20,7 @@ hyperparameters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +42,7 @@ _SDS = (1.0, 0.7, 1.0, 0.7, 0.7, 0.7, 1.0)
 _LENGTH_SD = 1.0
 _JITTER = 1e-6
 _STEPS = 30  # of L-BFGS, at most
+MOST_KEPT = 1024  # trials whose likeness is kept: 8 MB
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,10 @@ def fit(data: Data, start_P: Array | None = None) -> Array:
     """
     means_P, sds_P = prior(data.groups)
     start = means_P if start_P is None else start_P
-    squares_GMM = _squares(data)
+    pairs = _Pairs(data)
 
     def loss(theta_P: Array) -> tuple[float, Array]:
-        value, slope_P = log_posterior(theta_P, data, squares_GMM)
+        value, slope_P = log_posterior(theta_P, data, pairs)
         return -value, -slope_P
 
     bounds = list(zip(means_P - 4 * sds_P, means_P + 4 * sds_P, strict=True))
@@ -87,78 +88,76 @@ def fit(data: Data, start_P: Array | None = None) -> Array:
     return theta_P if np.isfinite(theta_P).all() else start
 
 
-def log_posterior(
-    theta_P: Array, data: Data, squares_GMM: Array | None = None
-) -> tuple[float, Array]:
+class _Pairs:
+    """What the hyperparameters do not change."""
+
+    def __init__(self, data: Data) -> None:
+        self.square_t_NN = np.subtract.outer(data.t_N, data.t_N) ** 2
+        # Pairs of observations of one trial: positions in the flat NN.
+        self.own = np.flatnonzero(np.equal.outer(data.trial_N, data.trial_N))
+        # Squared distances of the observed trials in each group.
+        squares = []
+        for group in range(data.groups):
+            part_MD = data.x_MD[:, data.group_D == group]
+            squares.append(cdist(part_MD, part_MD, "sqeuclidean"))
+        trials, observations = len(data.x_MD), len(data.trial_N)
+        self.squares_GMM = np.array(squares).reshape(data.groups, trials, trials)
+        # Sums over a trial's observations.
+        self.member_MN = np.zeros((trials, observations))
+        self.member_MN[data.trial_N, np.arange(observations)] = 1.0
+
+
+def log_posterior(theta_P: Array, data: Data, pairs: _Pairs | None = None) -> tuple[float, Array]:
     """(log of likelihood times prior, up to a constant; its gradient_P)."""
-    squares_GMM = _squares(data) if squares_GMM is None else squares_GMM
+    pairs = pairs or _Pairs(data)
     scales = np.exp(2 * theta_P)  # squares of amplitudes and lengthscales
-    square_t_NN = np.subtract.outer(data.t_N, data.t_N) ** 2
-    rows = np.ix_(data.trial_N, data.trial_N)
-    r_MM, matern_MM = _matern(squares_GMM, scales[FIRST_LENGTH:])
-    is_own_NN = np.equal.outer(data.trial_N, data.trial_N)
+    square_t_NN, lengths_G = pairs.square_t_NN, scales[FIRST_LENGTH:]
+    r_MM = np.sqrt(np.tensordot(1 / lengths_G, pairs.squares_GMM, 1))
 
     # The three terms, and their sum with the noise.
-    terms = []
-    for amplitude, length in ((COMMON, COMMON_T), (VALUES, VALUES_T), (OWN, OWN_T)):
-        terms.append(scales[amplitude] * np.exp(-0.5 * square_t_NN / scales[length]))
-    time_NN = terms[VALUES]
-    terms[VALUES] = time_NN * matern_MM[rows]
-    terms[OWN] = terms[OWN] * is_own_NN
-    noise = scales[NOISE] + _JITTER
-    covariance_NN = terms[COMMON] + terms[VALUES] + terms[OWN] + noise * np.eye(len(data.y_N))
+    common_NN = scales[COMMON] * np.exp(-0.5 * square_t_NN / scales[COMMON_T])
+    time_NN = scales[VALUES] * np.exp(-0.5 * square_t_NN / scales[VALUES_T])
+    values_NN = time_NN * matern(r_MM).take(data.trial_N, 0).take(data.trial_N, 1)
+    own_NN = np.zeros_like(time_NN)
+    own = scales[OWN] * np.exp(-0.5 * square_t_NN.ravel()[pairs.own] / scales[OWN_T])
+    own_NN.ravel()[pairs.own] = own
+    covariance_NN = common_NN + values_NN
+    covariance_NN += own_NN
+    covariance_NN[np.diag_indices_from(covariance_NN)] += scales[NOISE] + _JITTER
 
-    factor = cho_factor(covariance_NN, lower=True)
-    inverse_NN = cho_solve(factor, np.eye(len(data.y_N)))
+    factor = cho_factor(covariance_NN, lower=True, check_finite=False)
+    inverse_NN = cho_solve(factor, np.eye(len(data.y_N)), check_finite=False)
     alpha_N = inverse_NN @ data.y_N
     value = -0.5 * data.y_N @ alpha_N - np.log(np.diag(factor[0])).sum()
     # d value = sum of weight_NN * d covariance_NN
     weight_NN = 0.5 * (np.outer(alpha_N, alpha_N) - inverse_NN)
     slope_P = np.zeros(len(theta_P))
-    for term, (amplitude, length) in zip(
-        terms, ((COMMON, COMMON_T), (VALUES, VALUES_T), (OWN, OWN_T)), strict=True
+    for term_NN, amplitude, length in (
+        (common_NN, COMMON, COMMON_T),
+        (values_NN, VALUES, VALUES_T),
+        (own_NN, OWN, OWN_T),
     ):
-        weighted_NN = weight_NN * term
+        weighted_NN = weight_NN * term_NN
         slope_P[amplitude] = 2 * weighted_NN.sum()
         slope_P[length] = (weighted_NN * square_t_NN).sum() / scales[length]
     slope_P[NOISE] = 2 * scales[NOISE] * np.trace(weight_NN)
-    if len(squares_GMM):
-        slope_P[FIRST_LENGTH:] = _length_slopes(
-            weight_NN * time_NN, data.trial_N, r_MM, squares_GMM, scales[FIRST_LENGTH:]
-        )
+    if len(lengths_G):
+        slope_P[FIRST_LENGTH:] = _length_slopes(weight_NN * time_NN, pairs, r_MM) / lengths_G
     # The prior.
-    means_P, sds_P = prior(len(squares_GMM))
+    means_P, sds_P = prior(len(lengths_G))
     away_P = (theta_P - means_P) / sds_P
     return float(value - 0.5 * away_P @ away_P), slope_P - away_P / sds_P
 
 
-def _length_slopes(
-    weight_NN: Array, trial_N: Array, r_MM: Array, squares_GMM: Array, lengths_G: Array
-) -> Array:
-    """Slopes of the groups' log lengthscales.
+def _length_slopes(weight_NN: Array, pairs: _Pairs, r_MM: Array) -> Array:
+    """Slopes of the groups' log lengthscales, times these squared.
 
     Trials have several observations each, so the weights are first summed over those.
     """
-    member_MN = np.zeros((len(r_MM), len(trial_N)))
-    member_MN[trial_N, np.arange(len(trial_N))] = 1.0
-    weight_MM = member_MN @ weight_NN @ member_MN.T
+    weight_MM = pairs.member_MN @ weight_NN @ pairs.member_MN.T
     inner_MM = weight_MM * (5 / 3) * (1 + np.sqrt(5) * r_MM) * np.exp(-np.sqrt(5) * r_MM)
-    return np.einsum("gmn,mn->g", squares_GMM, inner_MM) / lengths_G
-
-
-def _squares(data: Data) -> Array:
-    """Squared distances of the observed trials in each group, GMM."""
-    squares = []
-    for group in range(data.groups):
-        part_MD = data.x_MD[:, data.group_D == group]
-        squares.append(cdist(part_MD, part_MD, "sqeuclidean"))
-    return np.array(squares).reshape(data.groups, len(data.x_MD), len(data.x_MD))
-
-
-def _matern(squares_G: Array, lengths_G: Array) -> tuple[Array, Array]:
-    """(distances, Matern 5/2 of them); squares_G: one matrix a group. lengths_G: squared."""
-    r = np.sqrt(np.tensordot(1 / lengths_G, squares_G, 1))
-    return r, matern(r)
+    slopes_G: Array = np.einsum("gmn,mn->g", pairs.squares_GMM, inner_MM)
+    return slopes_G
 
 
 def matern(r: Array) -> Array:
@@ -167,60 +166,88 @@ def matern(r: Array) -> Array:
     return (1 + root + root**2 / 3) * np.exp(-root)
 
 
-class Posterior:
-    """The process, given data and hyperparameters."""
+class Likeness:
+    """How alike trials are at one vector of hyperparameters: Matern 5/2 of their values.
 
-    def __init__(self, theta_P: Array, data: Data) -> None:
+    A search asks for the same pairs after each report, so they are kept by the trials' names.
+    """
+
+    def __init__(self, theta_P: Array, group_D: Array, x: Mapping[str, Array]) -> None:
+        # A coordinate's lengthscale is its group's.
+        self._length_D = np.exp(theta_P[FIRST_LENGTH:])[group_D]
+        self._x = x
+        self._rows: dict[str, int] = {}
+        self._scaled_KD = np.zeros((0, len(self._length_D)))
+        self._alike_KK = np.zeros((0, 0))
+
+    def between(self, one_A: Sequence[str], other_B: Sequence[str]) -> Array:
+        """Of each pair of trials, AB."""
+        rows = self._rows
+        new = list(dict.fromkeys(name for name in (*one_A, *other_B) if name not in rows))
+        if len(rows) + len(new) > MOST_KEPT:
+            rows.clear()
+            self._scaled_KD, self._alike_KK = self._scaled_KD[:0], self._alike_KK[:0, :0]
+            new = list(dict.fromkeys((*one_A, *other_B)))
+        if new:
+            self._add(new)
+        rows_A, rows_B = ([self._rows[name] for name in names] for names in (one_A, other_B))
+        return self._alike_KK.take(rows_A, 0).take(rows_B, 1)
+
+    def _add(self, names: list[str]) -> None:
+        known = len(self._rows)
+        self._rows |= {name: known + i for i, name in enumerate(names)}
+        new_AD = np.array([self._x[name] for name in names]) / self._length_D
+        self._scaled_KD = np.concatenate([self._scaled_KD, new_AD])
+        alike_AK = matern(cdist(new_AD, self._scaled_KD))
+        self._alike_KK = np.pad(self._alike_KK, (0, len(names)))
+        self._alike_KK[known:] = alike_AK
+        self._alike_KK[:, known:] = alike_AK.T
+
+
+class Posterior:
+    """The process, given data and hyperparameters.
+
+    alike_MM: how alike the trials of the data are at these hyperparameters.
+    """
+
+    def __init__(self, theta_P: Array, data: Data, alike_MM: Array) -> None:
         self._data = data
         self._scales = np.exp(2 * theta_P)
-        # A coordinate's lengthscale is its group's.
-        self._length_D = np.exp(theta_P[FIRST_LENGTH:])[data.group_D]
-        covariance_NN = self._covariance(data.x_MD, data.trial_N, data.t_N)
+        covariance_NN = self._cross(alike_MM.take(data.trial_N, 0), data.trial_N, data.t_N)
         noise = self._scales[NOISE] + _JITTER
         covariance_NN[np.diag_indices_from(covariance_NN)] += noise
-        self._factor = cho_factor(covariance_NN, lower=True)
-        self._alpha_N = cho_solve(self._factor, data.y_N)
+        self._factor = cho_factor(covariance_NN, lower=True, check_finite=False)
+        self._alpha_N = cho_solve(self._factor, data.y_N, check_finite=False)
 
     @property
     def noise(self) -> float:
         """Standard deviation of an observation around its curve."""
         return float(np.sqrt(self._scales[NOISE]))
 
-    def at(self, x_CD: Array, trial_C: Array, t_C: Array) -> tuple[Array, Array]:
+    def at(self, alike_CM: Array, trial_C: Array, t_C: Array) -> tuple[Array, Array]:
         """(mean_C, standard deviation_C) of the curves, without noise.
 
-        trial_C: the row in the data's x_MD, or -1 for a trial without observations. t_C: logarithms
-        of epochs.
+        alike_CM: how alike they are to the data's trials. trial_C: their row in the data's x_MD, or
+        -1 for a trial without observations. t_C: logarithms of epochs.
         """
-        cross_CN = self._cross(x_CD, trial_C, t_C)
+        cross_CN = self._cross(alike_CM, trial_C, t_C)
         mean_C = cross_CN @ self._alpha_N
-        solved_NC = solve_triangular(self._factor[0], cross_CN.T, lower=True)
-        variance_C = self._scales[:FIRST_LENGTH][[COMMON, VALUES, OWN]].sum() - (solved_NC**2).sum(
-            0
-        )
+        solved_NC = solve_triangular(self._factor[0], cross_CN.T, lower=True, check_finite=False)
+        scales = self._scales
+        variance_C = scales[COMMON] + scales[VALUES] + scales[OWN] - (solved_NC**2).sum(0)
         return mean_C, np.sqrt(np.maximum(variance_C, 1e-12))
 
-    def _covariance(self, x_MD: Array, trial_N: Array, t_N: Array) -> Array:
-        matern_MM = matern(cdist(x_MD / self._length_D, x_MD / self._length_D))
-        is_own_NN = np.equal.outer(trial_N, trial_N)
-        return self._sum(
-            np.subtract.outer(t_N, t_N), matern_MM[np.ix_(trial_N, trial_N)], is_own_NN
-        )
-
-    def _cross(self, x_CD: Array, trial_C: Array, t_C: Array) -> Array:
-        data = self._data
-        matern_CM = matern(cdist(x_CD / self._length_D, data.x_MD / self._length_D))
-        is_own_CN = np.equal.outer(trial_C, data.trial_N)
-        return self._sum(np.subtract.outer(t_C, data.t_N), matern_CM[:, data.trial_N], is_own_CN)
-
-    def _sum(self, apart_t: Array, matern_x: Array, is_own: Array) -> Array:
-        """The kernel without noise."""
-        squared = -0.5 * apart_t**2
-        scales = self._scales
-        common = scales[COMMON] * np.exp(squared / scales[COMMON_T])
-        values = scales[VALUES] * np.exp(squared / scales[VALUES_T]) * matern_x
-        own = scales[OWN] * np.exp(squared / scales[OWN_T]) * is_own
-        return np.asarray(common + values + own)
+    def _cross(self, alike_CM: Array, trial_C: Array, t_C: Array) -> Array:
+        """The kernel without noise, between C points and the data, CN."""
+        data, scales = self._data, self._scales
+        squared_CN = -0.5 * np.subtract.outer(t_C, data.t_N) ** 2
+        cross_CN = scales[VALUES] * np.exp(squared_CN / scales[VALUES_T])
+        cross_CN *= alike_CM.take(data.trial_N, 1)
+        cross_CN += scales[COMMON] * np.exp(squared_CN / scales[COMMON_T])
+        # Few pairs are of one trial.
+        own = np.flatnonzero(np.equal.outer(trial_C, data.trial_N))
+        cross_CN.ravel()[own] += scales[OWN] * np.exp(squared_CN.ravel()[own] / scales[OWN_T])
+        return cross_CN
 
 
 def standardised(y_N: Sequence[float]) -> tuple[Array, float, float]:
