@@ -50,9 +50,12 @@ def slowed(notes: str) -> Any:
             set_lr(self, lr, epoch)
 
         def noted(self: preemption.Notice) -> bool:
+            # Between the batches of a validation it is asked, too: these are no steps.
+            if not rates:
+                return asked(self)
             together = dist.is_initialized()
             line = {"at": time.time(), "world": dist.get_world_size() if together else 1}
-            line |= {"rank": dist.get_rank() if together else 0, "lr": rates[-1]}
+            line |= {"rank": dist.get_rank() if together else 0, "lr": rates.pop()}
             with (Path(notes) / "steps.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
             if not (Path(notes) / "lost").exists():

@@ -61,9 +61,16 @@ def tune(job: Job, terminal: int) -> subprocess.Popen[str]:
         text=True,
         env=env | {"OMP_NUM_THREADS": "1"},
         start_new_session=True,
-        # From now on its keys are signals to this session.
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=as_from_a_terminal,
     )
+
+
+def as_from_a_terminal() -> None:
+    # From now on its keys are signals to this session.
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    # A shell that starts these tests in the background has both ignored.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def epochs(job: Job) -> list[Path]:
