@@ -366,7 +366,9 @@ def _counts(
             raise DataError(
                 f"{version} has no labelled rows in split {empty[0]!r}",
                 got=sorted(value for value in by_split if value is not None),
-                fix="Set feed.train, feed.val and feed.test to splits it has",
+                rule="A split that is named needs labelled images",
+                fix="Label images of that split, or set feed.train, feed.val and feed.test to "
+                "splits that have labels",
             )
     return counts
 
