@@ -19,12 +19,10 @@ test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not chaos and not spark and not cloud and not gpu and not slow"
 
 test-share: .venv/ready
-	$(BIN)/python -m pytest -m "cloud and not slow" -k "not train_and and not a_node and not no_secret_is"
-	$(BIN)/python -m pytest -m chaos -k "((killed or flip_a_byte or full_disk or driver_died or leaves_no_task) and not harm_nobody and not test_prepare and not keeps_one)"
-	$(BIN)/python -m pytest -m slow -k "(two_nodes or submitted or constraints_resolve) and not (cluster and test_two_nodes) and not stop_submitted"
+	$(BIN)/python -m pytest -n 2 -m "not spark and (share or (cloud and not slow))"
 	$(BIN)/python -m pip install --quiet --constraint infra/constraints.txt --editable '.[spark,hf]'
 	$(BIN)/python -m pytest tests/models/test_providers.py
-	$(BIN)/python -m pytest -m spark -k "(learns_what_ray_learns and ddp) or credentials_reach or no_port or two_processes or driver_that_closes or (test_sql_story and not quickstart)"
+	$(BIN)/python -m pytest -m "spark and share"
 
 test-all: .venv/ready
 	$(BIN)/python -m pip install --quiet --constraint infra/constraints.txt --editable '.[spark,hf]'

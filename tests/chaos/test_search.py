@@ -83,6 +83,7 @@ def undisturbed(job: Job) -> dict[str, Any]:
     return ended(tune(job))
 
 
+@pytest.mark.share
 def test_a_search_goes_on_where_its_driver_died(
     job: Job, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:

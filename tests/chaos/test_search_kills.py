@@ -38,6 +38,7 @@ def told(home: Path, *words: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.share
 def test_a_killed_search_is_as_if_nobody_had_killed_it(tmp_path: Path) -> None:
     found = told(tmp_path, "--kills", "3", "--cases", "bohb", "--ways", "driver")
     assert found["kills"] == 3 and found["with_problems"] == [] == found["processes_left"]
@@ -51,6 +52,7 @@ def test_kills_of_every_kind_of_search_change_nothing(way: str, tmp_path: Path) 
     assert min(found["kills_by_case"].values()) >= 1
 
 
+@pytest.mark.share
 def test_each_case_is_killed_though_others_have_had_all_the_kills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +90,7 @@ def test_a_trial_that_is_lost_or_trained_twice_is_seen(tmp_path: Path) -> None:
     assert any("7 steps" in said for said in seen(trials, {**whole.steps, "trial-1": 7}, 0))
 
 
+@pytest.mark.share
 def test_all_kinds_of_search_are_killed() -> None:
     """Of the schedulers and searchers there are, all but those with a reason."""
     not_killed = {

@@ -136,7 +136,7 @@ def raises(note: Path) -> None:
     raise ZeroDivisionError("a fault of the test")
 
 
-@pytest.mark.parametrize("act", [killed, stopped, raises])
+@pytest.mark.parametrize("act", [pytest.param(killed, marks=pytest.mark.share), stopped, raises])
 def test_a_worker_that_dies_hangs_or_fails(
     act: Callable[[Path], None],
     job: TrainJob,
@@ -203,7 +203,11 @@ def lose_a_shard(newest: Path) -> None:
 
 DAMAGE = [
     (cut_short, "optimizer-00001.safetensors is missing or cut short"),
-    (flip_a_byte, "weights-00000.safetensors does not match its sha256"),
+    pytest.param(
+        flip_a_byte,
+        "weights-00000.safetensors does not match its sha256",
+        marks=pytest.mark.share,
+    ),
     (lose_a_shard, "weights-00001.safetensors is missing or cut short"),
 ]
 
@@ -277,6 +281,7 @@ def driver(job: TrainJob, folder: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.share
 def test_a_driver_that_is_killed_and_submitted_again(
     job: TrainJob, weights: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:

@@ -71,6 +71,7 @@ def test_a_kill_at_any_step_of_a_warm_retrain_changes_nothing(
     assert made.checked() == made.arrived()
 
 
+@pytest.mark.share
 def test_what_a_killed_group_of_workers_has_left_does_not_matter(
     grown: tuple[World, Path], undisturbed: dict[str, Any]
 ) -> None:

@@ -230,6 +230,7 @@ def test_a_row_group_moves_little_more_than_itself(s3: Store, tmp_path: Path) ->
         fragment.binary(groups[3], "image", options)  # the file is open, the store is gone
 
 
+@pytest.mark.slow
 def test_train_and_predict_and_no_secret_is_kept(
     store: Store, folder: Path, tmp_path: Path, cli: Cli, ray_session: str
 ) -> None:

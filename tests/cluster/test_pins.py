@@ -50,6 +50,7 @@ def test_this_project_takes_the_pythons_that_are_resolved() -> None:
     assert PROJECT["requires-python"] == f">={first},<{last}"
 
 
+@pytest.mark.share
 @pytest.mark.slow
 @pytest.mark.parametrize("python", PYTHONS)
 def test_the_constraints_resolve(python: str) -> None:

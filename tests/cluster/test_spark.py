@@ -200,6 +200,7 @@ def submit(held: Held, verb: str, *arguments: str, **more: str) -> subprocess.Co
     )
 
 
+@pytest.mark.share
 def test_the_nodes_are_two_processes_with_what_they_need(held: Held) -> None:
     assert held.told["resources"]["CPU"] == 4, "the head computes nothing"
     (one, first, here), (other, second, there) = held.told["nodes"]
@@ -259,6 +260,7 @@ def test_without_the_token_nothing_starts_and_nothing_is_shown(held: Held) -> No
     assert (Path.home() / ".ray" / "auth_token").stat().st_mode & 0o77 == 0
 
 
+@pytest.mark.share
 def test_it_ends_with_the_driver_that_closes_it(held: Held) -> None:
     """The last test of this cluster."""
     assert held.process.stdin is not None and held.process.stdout is not None

@@ -96,6 +96,7 @@ def test_the_same_training_in_two_terminals_runs_once(job: Path) -> None:
     assert "finished already" in "".join(logs)
 
 
+@pytest.mark.share
 def test_the_second_terminal_goes_on_where_the_first_was_killed(job: Path) -> None:
     first = Terminal("train", job, *LONG)
     first.wait_for("epoch   1 of 900")

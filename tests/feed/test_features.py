@@ -139,6 +139,7 @@ def test_whole_numbers_are_labels_too(half_labelled: TableConfig, tmp_path: Path
 
 
 # In a process of its own: after hundreds of other tests the workers have not heard it.
+@pytest.mark.share
 @pytest.mark.chaos
 @pytest.mark.parametrize("hears", [True, False])
 @pytest.mark.usefixtures("ray_session")

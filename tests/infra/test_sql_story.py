@@ -102,6 +102,7 @@ def story(
         yield Left(job, said, spark)
 
 
+@pytest.mark.share
 def test_checks_are_those_of_the_page_and_of_the_json(story: Left) -> None:
     found = story.rows("drift")
     assert [row["name"] for row in found] == [story.job.watch.name] * 2
@@ -126,6 +127,7 @@ def test_checks_are_those_of_the_page_and_of_the_json(story: Left) -> None:
         assert escape(chance(one["p_value"])) in page
 
 
+@pytest.mark.share
 def test_the_alert_counts_the_dark_night_and_not_the_calm_one(story: Left) -> None:
     [row] = story.rows("drift_alert", hours=26)
     assert (row["drifted"], row["checks"]) == (1, 2)
@@ -134,6 +136,7 @@ def test_the_alert_counts_the_dark_night_and_not_the_calm_one(story: Left) -> No
     assert (row["drifted"], row["checks"]) == (0, 0), "all checks are older than no hours"
 
 
+@pytest.mark.share
 def test_predictions_by_label_are_those_that_predict_told(story: Left) -> None:
     told = story.said["predicted"]
     found = {row["label"]: row["images"] for row in story.rows("predictions")}
@@ -150,6 +153,7 @@ def test_predictions_by_label_are_those_that_predict_told(story: Left) -> None:
         assert Counter(labels) == found
 
 
+@pytest.mark.share
 def test_windows_and_answers_are_those_of_the_log(story: Left) -> None:
     [row] = story.rows("windows")
     assert (row["event"], row["images"], row["checked_windows"]) == ("waiting", 5, 2)

@@ -37,6 +37,7 @@ def told_by(process: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     )
 
 
+@pytest.mark.share
 def test_a_search_runs_on_two_nodes(
     searches: Searches, own_ray: dict[str, str], tmp_path: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_a_search_runs_on_two_nodes(
     assert len(ran) == 2 and sum(ran.values()) >= 4, f"trials by node: {ran}"
 
 
+@pytest.mark.share
 def test_a_search_is_submitted(ray_session: str, searches: Searches, tmp_path: Path) -> None:
     """As the README says, to the cluster of this test session."""
     ray = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", ray_session]
@@ -87,6 +89,7 @@ def test_a_search_is_submitted(ray_session: str, searches: Searches, tmp_path: P
     assert list((tmp_path / "run").glob("search/*/result.json"))
 
 
+@pytest.mark.share
 def test_a_submitted_verb_has_the_exit_code_of_its_job(ray_session: str, tmp_path: Path) -> None:
     """A model that is missing is found on the cluster only: its code and message come back."""
     job = tmp_path / "job.yaml"

@@ -39,6 +39,7 @@ def mlflow_server(folder: Path) -> AbstractContextManager[str]:
     return servers.mlflow(*arguments, ready="/health", log=folder / "log")
 
 
+@pytest.mark.share
 @pytest.mark.slow
 @pytest.mark.skipif(not _can_unshare(), reason="a mount namespace needs root")
 def test_a_node_without_the_drivers_folders_predicts_from_a_registry_behind_http(

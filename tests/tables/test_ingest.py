@@ -295,6 +295,7 @@ def whole_content(uri: str, columns: list[str]) -> list[tuple[Any, ...]]:
     return sorted(tuple(r.values()) for r in everything(uri, columns))
 
 
+@pytest.mark.share
 @pytest.mark.chaos
 def test_a_killed_ingest_that_is_run_again_ends_as_if_undisturbed(
     many: Path, tmp_path: Path

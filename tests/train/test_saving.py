@@ -171,6 +171,7 @@ def test_a_manifest_comes_after_the_disk_has_its_files(
     assert before == (files if flushes else [])
 
 
+@pytest.mark.share
 @pytest.mark.chaos
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_full_disk_stops_the_run_and_keeps_what_was_saved(small_disk: Path, behind: bool) -> None:

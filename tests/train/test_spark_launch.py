@@ -132,7 +132,7 @@ def losses(result: TrainResult) -> list[tuple[float, float]]:
 
 
 @pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.share), "zero3"])
 def test_it_learns_what_ray_learns(
     strategy: str, spark: Spark, spark_jobs: Jobs, tmp_path: Path
 ) -> None:
@@ -265,6 +265,7 @@ def test_a_loss_that_is_not_a_number(spark: Spark, spark_jobs: Jobs) -> None:
         trainer.run(spark_jobs(**{"train.lr": 1e30}))
 
 
+@pytest.mark.share
 def test_credentials_reach_the_workers_and_no_page_of_spark(
     spark: Spark, spark_jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +312,7 @@ def test_credentials_reach_the_workers_and_no_page_of_spark(
         assert CANARY.encode() not in text and secret.encode() not in text
 
 
+@pytest.mark.share
 def test_no_port_listens_but_on_loopback(spark: Spark, spark_jobs: Jobs) -> None:
     """TorchDistributor's own server for logs would listen on all interfaces of the driver."""
     places: set[str] = set()
