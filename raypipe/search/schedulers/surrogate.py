@@ -14,8 +14,8 @@ prior grows with the number of groups, for distances do (Hvarfner et al. 2024, "
 optimization performs great in high dimensions"). L-BFGS maximises likelihood times prior, with
 analytic gradients: 15 ms a step for 300 observations.
 
-Legend: N observations, M trials that have some, C candidates, D coordinates, G groups, P
-hyperparameters.
+Legend: N observations, M trials that have some, C candidates, K trials whose likeness is kept (A
+and B: those that are asked for), D coordinates, G groups, P hyperparameters.
 """
 
 from __future__ import annotations
