@@ -113,10 +113,10 @@ def test_a_curve_is_known_where_it_was_observed_and_not_elsewhere() -> None:
     names, likeness = list(x)[: len(data.x_MD)], Likeness(theta_P, data.group_D, x)
     alike_MM = likeness.between(names, names)
     posterior = Posterior(theta_P, data, alike_MM)
-    mean_N, sd_N = posterior.at(alike_MM[data.trial_N], data.trial_N, data.t_N)
+    mean_N, sd_N = posterior.at(alike_MM[:, data.trial_N], data.trial_N, data.t_N)
     assert mean_N == pytest.approx(data.y_N, abs=0.05) and sd_N.max() < 0.05
     # A trial with the same values is another trial: its own term is not known.
-    others = likeness.between(["twin", "far"], names)
+    others = likeness.between(names, ["twin", "far"])
     _, (sd_of_twin, sd_far) = posterior.at(others, np.array([-1, -1]), data.t_N[[0, 0]])
     assert 0.1 < sd_of_twin < sd_far
 

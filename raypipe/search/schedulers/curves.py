@@ -81,16 +81,14 @@ def observed(
         best, rest = begun[: MOST_OBSERVED // 4], begun[MOST_OBSERVED // 4 :]
         step = math.ceil(len(rest) / (MOST_OBSERVED // 4))
         begun = [*best, *rest[::step]]
-    seen = []
+    lasts, landmarks = [], []
     for row, name in enumerate(begun):
         targets = curves[name].targets
         last = max(targets)
-        seen.append((0, row, last, targets[last]))
-        seen.extend((1, row, e, targets[e]) for e in LANDMARKS if e in targets and e != last)
-    # Last epochs come first. Sorting is stable, so landmarks of earlier rows follow.
-    seen.sort(key=lambda one: one[0])
-    seen = seen[:MOST_OBSERVED]
-    _, trials, epochs, raw = zip(*seen, strict=True)
+        lasts.append((row, last, targets[last]))
+        landmarks.extend((row, e, targets[e]) for e in LANDMARKS if e < last and e in targets)
+    seen = [*lasts, *landmarks][:MOST_OBSERVED]
+    trials, epochs, raw = zip(*seen, strict=True)
     return begun, list(trials), list(epochs), list(raw)
 
 

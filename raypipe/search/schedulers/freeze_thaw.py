@@ -357,9 +357,9 @@ class FreezeThaw:
 
     def _predict(self, model: _Model, names: list[str], epochs_C: Array) -> tuple[Array, Array]:
         assert self._likeness is not None  # the model has one
-        alike_CM = self._likeness.between(names, list(model.rows))
+        alike_MC = self._likeness.between(list(model.rows), names)
         trial_C = np.array([model.rows.get(name, -1) for name in names])
-        return model.posterior.at(alike_CM, trial_C, np.log(epochs_C))
+        return model.posterior.at(alike_MC, trial_C, np.log(epochs_C))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ prior grows with the number of groups, for distances do (Hvarfner et al. 2024, "
 optimization performs great in high dimensions"). L-BFGS maximises likelihood times prior, with
 analytic gradients: 15 ms a step for 300 observations.
 
-Legend: N observations, M trials that have some, C candidates, E their different epochs, K trials
+Legend: N observations, M trials that have some, C candidates, E different epochs, K trials
 whose likeness is kept (A and B: those that are asked for), D coordinates, G groups, P
 hyperparameters.
 """
@@ -25,7 +25,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, solve_triangular
+from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg.blas import dtrsm
 from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
 
@@ -214,7 +215,9 @@ class Posterior:
     def __init__(self, theta_P: Array, data: Data, alike_MM: Array) -> None:
         self._data = data
         self._scales = np.exp(2 * theta_P)
-        covariance_NN = self._cross(alike_MM.take(data.trial_N, 0), data.trial_N, data.t_N)
+        # Observations share their epochs, and an exponential costs more than a copy.
+        self._t_E, self._epoch_N = np.unique(data.t_N, return_inverse=True)
+        covariance_NN = self._cross(alike_MM[:, data.trial_N], data.trial_N, data.t_N)
         noise = self._scales[NOISE] + _JITTER
         covariance_NN[np.diag_indices_from(covariance_NN)] += noise
         self._factor = cho_factor(covariance_NN, lower=True, check_finite=False)
@@ -225,36 +228,35 @@ class Posterior:
         """Standard deviation of an observation around its curve."""
         return float(np.sqrt(self._scales[NOISE]))
 
-    def at(self, alike_CM: Array, trial_C: Array, t_C: Array) -> tuple[Array, Array]:
+    def at(self, alike_MC: Array, trial_C: Array, t_C: Array) -> tuple[Array, Array]:
         """(mean_C, standard deviation_C) of the curves, without noise.
 
-        alike_CM: how alike they are to the data's trials. trial_C: their row in the data's x_MD, or
+        alike_MC: how alike the data's trials are to them. trial_C: their row in the data's x_MD, or
         -1 for a trial without observations. t_C: logarithms of epochs.
         """
-        cross_CN = self._cross(alike_CM, trial_C, t_C)
-        mean_C = cross_CN @ self._alpha_N
-        solved_NC = solve_triangular(self._factor[0], cross_CN.T, lower=True, check_finite=False)
+        cross_NC = self._cross(alike_MC, trial_C, t_C)
+        mean_C = self._alpha_N @ cross_NC
+        # From the right: of C-ordered NC, columns of CN lie together in memory.
+        solved_CN = dtrsm(1.0, self._factor[0], cross_NC.T, side=1, lower=1, trans_a=1)
         scales = self._scales
-        variance_C = scales[COMMON] + scales[VALUES] + scales[OWN] - (solved_NC**2).sum(0)
+        variance_C = scales[COMMON] + scales[VALUES] + scales[OWN] - (solved_CN**2).sum(1)
         return mean_C, np.sqrt(np.maximum(variance_C, 1e-12))
 
-    def _cross(self, alike_CM: Array, trial_C: Array, t_C: Array) -> Array:
-        """The kernel without noise, between C points and the data, CN."""
-        data, scales = self._data, self._scales
-        # Points share their epochs, and an exponential costs more than a copy.
-        distinct_E, epoch_C = np.unique(t_C, return_inverse=True)
-        squared_EN = -0.5 * np.subtract.outer(distinct_E, data.t_N) ** 2
-        values_EN = scales[VALUES] * np.exp(squared_EN / scales[VALUES_T])
-        common_EN = scales[COMMON] * np.exp(squared_EN / scales[COMMON_T])
-        cross_CN = alike_CM.take(data.trial_N, 1)
-        cross_CN *= values_EN.take(epoch_C, 0)
-        cross_CN += common_EN.take(epoch_C, 0)
+    def _cross(self, alike_MC: Array, trial_C: Array, t_C: Array) -> Array:
+        """The kernel without noise, between the data and C points, NC."""
+        trial_N, scales = self._data.trial_N, self._scales
+        squared_EC = -0.5 * np.subtract.outer(self._t_E, t_C) ** 2
+        values_EC = scales[VALUES] * np.exp(squared_EC / scales[VALUES_T])
+        common_EC = scales[COMMON] * np.exp(squared_EC / scales[COMMON_T])
+        cross_NC = alike_MC.take(trial_N, 0)
+        cross_NC *= values_EC.take(self._epoch_N, 0)
+        cross_NC += common_EC.take(self._epoch_N, 0)
         # Few pairs are of one trial.
-        own = np.flatnonzero(np.equal.outer(trial_C, data.trial_N))
-        rows, columns = np.divmod(own, len(data.t_N))
-        squared = squared_EN[epoch_C[rows], columns]
-        cross_CN.ravel()[own] += scales[OWN] * np.exp(squared / scales[OWN_T])
-        return cross_CN
+        own = np.flatnonzero(np.equal.outer(trial_N, trial_C))
+        rows, columns = np.divmod(own, len(trial_C))
+        squared = squared_EC[self._epoch_N[rows], columns]
+        cross_NC.ravel()[own] += scales[OWN] * np.exp(squared / scales[OWN_T])
+        return cross_NC
 
 
 def standardised(y_N: Sequence[float]) -> tuple[Array, float, float]:
