@@ -170,7 +170,17 @@ def test_the_best_is_trained_in_full_and_most_epochs_are_saved() -> None:
     found = min(curves[int(trial)][epoch - 1] for trial, epoch, _ in log)
     assert found < min(curve[-1] for curve in curves) * 1.002
     assert any(epoch == EPOCHS for _, epoch, _ in log) and len(log) < 40 * EPOCHS * 0.7
-    assert len({trial for trial, _, _ in log}) < 40  # some are never begun
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_best_is_found_though_trials_like_it_are_bad(seed: int) -> None:
+    """The model thinks little of it until it has begun, and all begin before the end."""
+    xs, own = [*some(40, seed), 0.02], some(40, 100 + seed)
+    curves = [[v + 0.3 * more for v in losses(x)] for x, more in zip(xs[:-1], own, strict=True)]
+    curves.append([0.05 + 1 / (epoch + 1) for epoch in range(EPOCHS)])
+    log = said_by(rule_of(xs), curves)
+    assert ("40", EPOCHS) in {(trial, epoch) for trial, epoch, _ in log}
+    assert len({trial for trial, _, _ in log}) == 41 and len(log) < 41 * EPOCHS * 0.6
 
 
 def test_a_restored_rule_decides_as_if_nothing_had_happened() -> None:
@@ -299,13 +309,14 @@ def test_a_search_of_dear_trials_waits_in_seconds() -> None:
     rule = rule_of([0.1, 0.9], epochs=100)
     rule.report("0", 1, 0.5, 0.0, 1.0)
     rule.report("1", 1, 0.5, 0.0, 1000.0)
-    rule.forget("0")
     for epoch in range(2, 60):
         rule.report("0", epoch, 0.5, 0.0, 1.0)
-    assert not rule._is_settled(rule._model(), ["0"])
-    for epoch in range(2, 8):
+    assert not rule._is_settled(["0", "1"])
+    for epoch in range(2, 52):  # as long as one whole training
         rule.report("1", epoch, 0.5, 0.0, 1000.0)
-    assert rule._is_settled(rule._model(), ["0"])
+    assert rule._is_settled(["0", "1"])
+    rule.meet("2", np.array([0.5]))
+    assert not rule._is_settled(["0", "1", "2"])  # one that has not begun
 
 
 def test_a_thousand_trials_do_not_make_it_slow() -> None:

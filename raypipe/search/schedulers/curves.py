@@ -81,7 +81,8 @@ def observed(
         best, rest = begun[: MOST_OBSERVED // 4], begun[MOST_OBSERVED // 4 :]
         step = math.ceil(len(rest) / (MOST_OBSERVED // 4))
         begun = [*best, *rest[::step]]
-    lasts, landmarks = [], []
+    lasts: list[tuple[int, int, float]] = []
+    landmarks: list[tuple[int, int, float]] = []
     for row, name in enumerate(begun):
         targets = curves[name].targets
         last = max(targets)

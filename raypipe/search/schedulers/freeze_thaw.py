@@ -15,11 +15,12 @@ al. 2024, "In-context freeze-thaw Bayesian optimization" (ifBO):
 - The trial that has just reported goes on without a pause if it is that trial. It goes on anyway
   for the share FIRST of its epochs: in a warm-up, good trials look as bad as hopeless ones.
 - Where epochs cost different seconds, the probability is divided by the trial's seconds an epoch.
-- The search ends when half of what it needed to find the best, and WAIT epochs of each trial, have
-  not improved the metric. Where no trial is expected to improve the target by `least_gain` either,
-  half of those WAIT epochs are enough. Expected gains alone are no good end: they stay high for
-  ever where a validation set is noisy, and fall to nothing too early elsewhere. The wait is
-  measured in seconds if they are known, else in epochs.
+- The best trial may have values that the model thinks little of. So once STUCK epochs of each trial
+  have not improved the metric, half of the decisions begin another trial.
+- The search ends when all trials have begun, and WAIT epochs of each have since improved nothing;
+  or as many as one whole training has, if that is more. Expected gains are no good end: they stay
+  high for ever where a validation set is noisy, and fall to nothing too early elsewhere. Waits are
+  in seconds if these are known, else in epochs.
 
 Targets are minimised (`curves.target`). The winner is judged by the metric.
 """
@@ -33,7 +34,6 @@ from typing import Any
 
 import numpy as np
 from scipy.special import log_ndtr
-from scipy.stats import norm
 
 from raypipe.search.schedulers import surrogate
 from raypipe.search.schedulers.curves import Curve, log_seconds, observed
@@ -41,14 +41,15 @@ from raypipe.search.schedulers.halving import Verdict
 from raypipe.search.schedulers.surrogate import Array, Data, Likeness, Posterior
 from raypipe.train.stopping import Mode
 
-LEAST_GAIN = 2e-5  # of a log loss: a fiftieth of a thousandth of the loss
 FIRST = 0.04  # share of the epochs that every trial trains before it pauses; one epoch at least
-WAIT = 4.0  # epochs without an improvement, of each trial of the search
+STUCK = 0.5  # epochs without an improvement, of each trial of the search
+BEGIN = 0.5  # share of the decisions that then begin a trial
+WAIT = 1.5  # epochs of each trial, since the last improvement and since the last trial began
 IMPROVED = 1e-3  # share of the best metric by which it must get better to count
 COST = 1.0  # power of the seconds an epoch that a probability is divided by
 # The hyperparameters are one guess, taken for certain. So intervals are too narrow by this factor,
 # on the tables that the rule was developed on.
-WIDER = 1.4
+WIDER = 1.7
 MOST_CANDIDATES = 256  # bounds a decision's cost, as curves.MOST_OBSERVED does
 FIRST_FIT = 6  # observations that the hyperparameters are first fitted to
 GROWTH = 1.25  # of the observations, until they are fitted again
@@ -66,14 +67,12 @@ class FreezeThaw:
         group_D: Array,
         mode: Mode = "max",
         seed: int = 0,
-        least_gain: float = LEAST_GAIN,
     ) -> None:
         self.max_epochs = max_epochs
         self._first = max(1, round(FIRST * max_epochs))
         self._group_D = group_D
         self._sign = 1 if mode == "max" else -1
         self._seed = seed
-        self._least_gain = least_gain
         self._x: dict[str, Array] = {}  # of all trials, in the order of their arrival
         self._known: tuple[int, _Model] | None = None  # the model after so many reports
         self._likeness: Likeness | None = None  # at the fitted hyperparameters
@@ -86,6 +85,7 @@ class FreezeThaw:
         self._reports = 0
         self._best: float | None = None  # the metric, when it last improved; more is better
         self._improved = 0.0  # what was spent until then
+        self._begun = 0.0  # what was spent until a trial last reported its first epoch
         self._spent = 0.0  # seconds of all epochs, or their number
         self._theta: list[float] | None = None  # the surrogate's hyperparameters
         self._fitted = 0  # observations that they were fitted to
@@ -122,6 +122,8 @@ class FreezeThaw:
             self._reports += 1
             self._spent += seconds or float(np.exp(self._log_seconds([trial])[0]))
             self._note(score)
+            if len(curve.targets) == 1:
+                self._begun = self._spent
         curve.is_whole = curve.is_whole or ended
         if is_lost or ended or epoch >= self.max_epochs:
             self.end(trial)
@@ -144,7 +146,7 @@ class FreezeThaw:
 
     @property
     def done(self) -> bool:
-        """No trial is expected to improve the best."""
+        """The search has ended, and no trial runs."""
         return self._done
 
     def forecast(self) -> dict[str, tuple[float, float]]:
@@ -200,6 +202,7 @@ class FreezeThaw:
             "reports": self._reports,
             "best": self._best,
             "improved": self._improved,
+            "begun": self._begun,
             "spent": self._spent,
             "theta": self._theta,
             "fitted": self._fitted,
@@ -230,20 +233,27 @@ class FreezeThaw:
         if not any(curve.targets for curve in self._curves.values()):
             return startable[0]  # nothing is known yet
         model = self._model()
-        if self._is_settled(model, open_):
+        if self._is_settled(open_):
             return self._last(startable)
+        if self._begins_another(model):
+            new = [name for name in startable if not self._epoch(name)]
+            startable = new or startable
         self._weigh(model, startable)
         return max(startable, key=model.worth.__getitem__)
+
+    def _begins_another(self, model: _Model) -> bool:
+        is_stuck = self._spent - self._improved >= STUCK * self._round()
+        return is_stuck and self._draw(model).begins
 
     def _weigh(self, model: _Model, names: list[str]) -> None:
         """What an epoch of each trial is worth, into `model.worth`: the same until a report."""
         names = [name for name in names if name not in model.worth]
         if not names:
             return
-        horizon, threshold = self._draw(model)
-        epochs = [min(self._epoch(name) + horizon, self.max_epochs) for name in names]
+        draw = self._draw(model)
+        epochs = [min(self._epoch(name) + draw.horizon, self.max_epochs) for name in names]
         mean_C, sd_C = self._predict(model, names, np.array(epochs))
-        worth_C = log_ndtr((threshold - mean_C) / np.hypot(sd_C, model.posterior.noise))
+        worth_C = log_ndtr((draw.threshold - mean_C) / np.hypot(sd_C, model.posterior.noise))
         worth_C = worth_C - COST * self._log_seconds(names)
         model.worth.update(zip(names, worth_C.tolist(), strict=True))
 
@@ -268,12 +278,12 @@ class FreezeThaw:
         curve = self._curves.get(name)
         return curve.epoch if curve else 0
 
-    def _draw(self, model: _Model) -> tuple[int, float]:
-        """(horizon in epochs, threshold) of this decision."""
+    def _draw(self, model: _Model) -> _Draw:
         draw = np.random.default_rng([self._seed, self._reports])
         horizon = int(draw.integers(1, self.max_epochs + 1))
         spread = max(model.median - model.best, 1e-3)
-        return horizon, model.best - 10 ** draw.uniform(-4, -1) * spread
+        threshold = model.best - 10 ** draw.uniform(-4, -1) * spread
+        return _Draw(horizon, threshold, draw.random() < BEGIN)
 
     def _note(self, score: float) -> None:
         """Remember when the best metric last improved."""
@@ -282,24 +292,16 @@ class FreezeThaw:
             self._best = score
             self._improved = self._spent
 
-    def _is_settled(self, model: _Model, open_: list[str]) -> bool:
-        """Has nothing improved for long, or is no trial expected to improve the best by
-        `least_gain`, if it trains to its end?
-        """
-        waited = self._spent - self._improved
-        patience = WAIT * float(np.exp(self._log_seconds(list(self._x))).sum())
-        if waited >= max(self._improved / 2, patience):
-            return True
-        if waited < patience / 2:
+    def _is_settled(self, open_: list[str]) -> bool:
+        """Have all trials begun, and has nothing improved for long?"""
+        if not all(map(self._epoch, open_)):
             return False
-        names = [*open_, *self._running]
-        new = [name for name in names if name not in model.gain]
-        if new:
-            mean_C, sd_C = self._predict(model, new, np.full(len(new), self.max_epochs))
-            z_C = (model.best - mean_C) / sd_C
-            gain_C = sd_C * (z_C * norm.cdf(z_C) + norm.pdf(z_C)) * model.scale
-            model.gain.update(zip(new, gain_C.tolist(), strict=True))
-        return max(model.gain[name] for name in names) < self._least_gain
+        wait = max(WAIT, self.max_epochs / len(self._x)) * self._round()
+        return self._spent - max(self._improved, self._begun) >= wait
+
+    def _round(self) -> float:
+        """What an epoch of each trial costs, as `_spent` counts."""
+        return float(np.exp(self._log_seconds(list(self._x))).sum())
 
     def _last(self, startable: list[str]) -> str | None:
         """The best trial, to be trained in full when nothing else is worth it.
@@ -363,6 +365,15 @@ class FreezeThaw:
 
 
 @dataclass(frozen=True)
+class _Draw:
+    """What is drawn for the decisions between two reports."""
+
+    horizon: int  # epochs
+    threshold: float
+    begins: bool  # a trial, if the search is stuck
+
+
+@dataclass(frozen=True)
 class _Model:
     """The surrogate at one decision. Targets are standardised."""
 
@@ -372,7 +383,4 @@ class _Model:
     median: float
     mean: float  # of the targets
     scale: float  # their standard deviation
-    # Of the trials that were asked about: how much an epoch is worth, and the expected gain at the
-    # last epoch.
-    worth: dict[str, float] = field(default_factory=dict)
-    gain: dict[str, float] = field(default_factory=dict)
+    worth: dict[str, float] = field(default_factory=dict)  # of an epoch, of trials asked about
