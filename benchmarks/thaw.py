@@ -27,6 +27,7 @@ the rule was developed), `held` (its odd ones).
 from __future__ import annotations
 
 import argparse
+import copy
 import heapq
 import json
 import random
@@ -116,7 +117,8 @@ class Search:
         """Of each paused trial: does its last target lie within the 80 % interval?"""
         if self.thaw is None:
             return
-        for trial, (mean, sd) in self.thaw.forecast().items():
+        # A copy is asked, for a forecast may fit the model, and the search would go on with that.
+        for trial, (mean, sd) in copy.deepcopy(self.thaw).forecast().items():
             curve = self._of.targets[int(trial)]
             if len(curve) == self._of.epochs:
                 yield abs(curve[-1] - mean) <= COVER * sd

@@ -327,7 +327,7 @@ def test_a_thousand_trials_do_not_make_it_slow() -> None:
         rule.meet(str(i), draw.random(20))
     for i in range(600):
         targets = {epoch: float(draw.normal()) for epoch in (1, 3, 8)}
-        rule._curves[str(i)] = Curve(targets, -1.0, 1.0, 1)
+        rule._curves[str(i)] = Curve(targets, -1.0, [1.0])
     rule._reports = rule._fitted = 600
     data = rule._model().posterior._data
     assert len(data.y_N) <= 300 and len(data.x_MD) <= 150 and len(rule._open()) <= 256

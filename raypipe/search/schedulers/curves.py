@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -50,8 +52,7 @@ class Curve:
 
     targets: dict[int, float] = field(default_factory=dict)  # epoch -> target
     best: float = -math.inf  # the metric; more is better
-    seconds: float = 0.0
-    timed: int = 0  # epochs that `seconds` are of
+    seconds: list[float] = field(default_factory=list)  # of the epochs whose time is known
     is_whole: bool = False  # the trial's own rule ended it: there is no more of it
 
     @property
@@ -59,12 +60,21 @@ class Curve:
         return max(self.targets, default=0)
 
     def add(self, epoch: int, target: float, score: float, seconds: float | None) -> None:
-        """score: the metric, more is better. seconds: of this epoch, if known."""
+        """score: the metric, more is better. seconds: of this epoch, if known.
+
+        A clock that was set back makes them negative. They are left out then.
+        """
         self.targets[epoch] = target
         self.best = max(self.best, score)
-        if seconds is not None and seconds > 0:
-            self.seconds += seconds
-            self.timed += 1
+        if seconds is not None and 0 < seconds < math.inf:
+            self.seconds.append(seconds)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Also of a search that an older raypipe began: that kept the sum and the number."""
+        timed = state.pop("timed", None)
+        if timed is not None:
+            state["seconds"] = [state["seconds"] / timed] * timed if timed else []
+        self.__dict__.update(state)
 
 
 def observed(
@@ -96,15 +106,15 @@ def observed(
 def log_seconds(curves: Mapping[str, Curve], x: Mapping[str, Array], names: Sequence[str]) -> Array:
     """Logarithms of the trials' seconds an epoch, observed or predicted; 0 if none is known.
 
-    x: coordinates of all trials.
+    Of a trial's epochs the median: a laptop that slept makes one of them take hours. x: coordinates
+    of all trials.
     """
-    timed = [name for name, curve in curves.items() if curve.timed]
-    if not timed:
+    known = {name: median(curve.seconds) for name, curve in curves.items() if curve.seconds}
+    if not known:
         return np.zeros(len(names))
-    timed = timed[-MOST_OBSERVED:]
-    known = {name: curves[name].seconds / curves[name].timed for name in timed}
-    y_M = np.log(list(known.values()))
-    x_MD = np.array([x[name] for name in known])
+    latest = list(known)[-MOST_OBSERVED:]
+    y_M = np.log([known[name] for name in latest])
+    x_MD = np.array([x[name] for name in latest])
     x_CD = np.array([x[name] for name in names])
     # Ridge regression by its dual: there may be more coordinates than trials.
     center_D = x_MD.mean(0)

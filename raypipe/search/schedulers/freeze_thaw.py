@@ -44,7 +44,7 @@ from raypipe.train.stopping import Mode
 FIRST = 0.04  # share of the epochs that every trial trains before it pauses; one epoch at least
 STUCK = 0.5  # epochs without an improvement, of each trial of the search
 BEGIN = 0.5  # share of the decisions that then begin a trial
-WAIT = 1.5  # epochs of each trial, since the last improvement and since the last trial began
+WAIT = 2.0  # epochs of each trial, since the last improvement and since the last trial began
 IMPROVED = 1e-3  # share of the best metric by which it must get better to count
 COST = 1.0  # power of the seconds an epoch that a probability is divided by
 # The hyperparameters are one guess, taken for certain. So intervals are too narrow by this factor,
@@ -118,14 +118,15 @@ class FreezeThaw:
         if epoch not in curve.targets:
             # A lost trial is as bad as any, so that trials like it are avoided.
             score = -math.inf if is_lost else self._sign * value
+            was_timed = any(one.seconds for one in self._curves.values())
             curve.add(epoch, math.inf if is_lost else target, score, seconds)
             self._reports += 1
-            self._spent += seconds or float(np.exp(self._log_seconds([trial])[0]))
+            self._spend(trial, is_first_time=bool(curve.seconds) and not was_timed)
             self._note(score)
             if len(curve.targets) == 1:
                 self._begun = self._spent
         curve.is_whole = curve.is_whole or ended
-        if is_lost or ended or epoch >= self.max_epochs:
+        if is_lost or ended or epoch >= self.max_epochs or trial in self._ended:
             self.end(trial)
             return "stop"
         goes_on = trial == self._to_the_end or epoch < self._first
@@ -176,6 +177,7 @@ class FreezeThaw:
         """The trial runs, though nobody chose it."""
         self.forget(trial)
         self._running[trial] = True
+        self._done = False
 
     def forget(self, trial: str) -> None:
         """The trial neither runs nor failed: it may continue."""
@@ -212,7 +214,8 @@ class FreezeThaw:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `state` returned."""
-        for name, value in state.items():
+        # An older raypipe did not keep `begun`.
+        for name, value in {"begun": state["spent"], **state}.items():
             setattr(self, f"_{name}", value)
         self._known = self._likeness = None
 
@@ -234,7 +237,7 @@ class FreezeThaw:
             return startable[0]  # nothing is known yet
         model = self._model()
         if self._is_settled(open_):
-            return self._last(startable)
+            return self._last(open_, startable)
         if self._begins_another(model):
             new = [name for name in startable if not self._epoch(name)]
             startable = new or startable
@@ -254,7 +257,8 @@ class FreezeThaw:
         epochs = [min(self._epoch(name) + draw.horizon, self.max_epochs) for name in names]
         mean_C, sd_C = self._predict(model, names, np.array(epochs))
         worth_C = log_ndtr((draw.threshold - mean_C) / np.hypot(sd_C, model.posterior.noise))
-        worth_C = worth_C - COST * self._log_seconds(names)
+        # The last digits depend on who else is asked for, and after a restore those are others.
+        worth_C = np.round(worth_C - COST * self._log_seconds(names), 9)
         model.worth.update(zip(names, worth_C.tolist(), strict=True))
 
     def _open(self) -> list[str]:
@@ -285,6 +289,18 @@ class FreezeThaw:
         threshold = model.best - 10 ** draw.uniform(-4, -1) * spread
         return _Draw(horizon, threshold, draw.random() < BEGIN)
 
+    def _spend(self, trial: str, is_first_time: bool) -> None:
+        """Count an epoch of the trial, at what its epochs usually cost.
+
+        is_first_time: no seconds were known before, and each epoch counted as one.
+        """
+        price = float(np.exp(self._log_seconds([trial])[0]))
+        if is_first_time:
+            self._spent, self._improved, self._begun = (
+                epochs * price for epochs in (self._spent, self._improved, self._begun)
+            )
+        self._spent += price
+
     def _note(self, score: float) -> None:
         """Remember when the best metric last improved."""
         least = -math.inf if self._best is None else self._best + IMPROVED * abs(self._best)
@@ -303,7 +319,7 @@ class FreezeThaw:
         """What an epoch of each trial costs, as `_spent` counts."""
         return float(np.exp(self._log_seconds(list(self._x))).sum())
 
-    def _last(self, startable: list[str]) -> str | None:
+    def _last(self, open_: list[str], startable: list[str]) -> str | None:
         """The best trial, to be trained in full when nothing else is worth it.
 
         None if a trial was trained in full, or is just being. Without a curve to its end, whatever
@@ -312,11 +328,15 @@ class FreezeThaw:
         if self._has_whole() or self._to_the_end in self._running:
             self._done = not self._running
             return None
-        begun = [name for name in startable if self._epoch(name)]
-        if not begun:
-            return startable[0]  # all that began have ended before their last epoch
-        self._to_the_end = max(begun, key=lambda name: self._curves[name].best)
-        return self._to_the_end
+        begun = [name for name in (*open_, *self._running) if self._epoch(name)]
+        best = max(begun, key=lambda name: self._curves[name].best)
+        if best in self._running:
+            self._to_the_end = best
+            return None
+        if best not in startable:
+            return None  # Tune is still saving it
+        self._to_the_end = best
+        return best
 
     def _has_whole(self) -> bool:
         """Was a trial trained to its last epoch, or is the best one at the end of its own rule?"""
