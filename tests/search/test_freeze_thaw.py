@@ -319,6 +319,100 @@ def test_a_search_of_dear_trials_waits_in_seconds() -> None:
     assert not rule._is_settled(["0", "1", "2"])  # one that has not begun
 
 
+def timed(odd: float, at: int, count: int = 8, epochs: int = 27) -> list[tuple[str, int]]:
+    """(trial, epoch) of a search whose epochs take ten seconds, but for one."""
+    xs, own = some(count, 1), some(count, 2)
+    rule, done = rule_of(xs, epochs), dict.fromkeys(map(str, range(count)), 0)
+    log: list[tuple[str, int]] = []
+    while trial := rule.choose():
+        verdict = "go on"
+        while verdict == "go on":
+            done[trial] += 1
+            x, more = xs[int(trial)], own[int(trial)]
+            value = losses(x, epochs)[done[trial] - 1] + 0.2 * more
+            seconds = odd if len(log) == at else 10.0
+            log.append((trial, done[trial]))
+            verdict = rule.report(trial, done[trial], value, math.log(value), seconds)
+    return log
+
+
+@pytest.mark.parametrize("odd", [28800.0, -3600.0, NAN, math.inf])
+@pytest.mark.parametrize("at", range(5, 60, 11))
+def test_an_odd_clock_changes_a_search_little(odd: float, at: int) -> None:
+    """A laptop sleeps, or its clock is set back."""
+    log, usual = timed(odd, at), timed(10.0, at)
+    assert {trial for trial, _ in log} == {trial for trial, _ in usual}
+    assert 0.9 * len(usual) < len(log) < 1.6 * len(usual) < 0.7 * 8 * 27
+
+
+def test_seconds_that_are_known_late_count_for_earlier_epochs_too() -> None:
+    """After a kill, epochs are told again without theirs."""
+    late, known = rule_of([0.1, 0.9]), rule_of([0.1, 0.9])
+    for epoch in range(1, 5):
+        for rule, seconds in ((late, None if epoch < 4 else 0.01), (known, 0.01)):
+            rule.report("0", epoch, 1 / epoch, -math.log(epoch), seconds)
+    for key in ("spent", "improved", "begun"):
+        assert late.state()[key] == pytest.approx(known.state()[key]), key
+
+
+def test_the_best_is_trained_in_full_though_it_runs_when_nothing_else_is_worth_it() -> None:
+    rule = rule_of([0.1, 0.5, 0.9], epochs=4)
+    for trial, value in (("0", 0.5), ("1", 0.1), ("2", 0.9)):
+        rule.report(trial, 1, value, math.log(value))
+        rule.forget(trial)
+    for epoch in range(2, 4):
+        rule.report("2", epoch, 0.9, math.log(0.9))
+        rule.report("0", epoch, 0.5, math.log(0.5))
+    rule._spent += 100
+    rule.begin("1")
+    assert rule.choose() is None and not rule.done
+    assert [rule.report("1", epoch, 0.1, math.log(0.1)) for epoch in (2, 3, 4)][:2] == ["go on"] * 2
+    # And not another one while Tune still saves it.
+    rule.restore({**rule.state(), "ended": {}, "to_the_end": None})
+    rule._curves["1"].targets.pop(4)
+    assert rule.choose({"0", "2"}) is None and rule.choose() == "1"
+
+
+def test_equal_trials_come_in_the_same_order_after_a_restore() -> None:
+    """What they are worth differs in its last digits, by who else is asked for."""
+
+    def said(seed: int, restarts: bool) -> list[tuple[str, int]]:
+        draw = random.Random(seed)
+        rule, log = rule_of([0.5] * 9), []
+        done = dict.fromkeys(map(str, range(9)), 0)
+        while trial := rule.choose():
+            if draw.random() < 0.3:
+                rule.fail(trial)
+                log.append((trial, -1))
+                continue
+            done[trial] += 1
+            value = losses(0.5)[done[trial] - 1]
+            rule.report(trial, done[trial], value, math.log(value))
+            log.append((trial, done[trial]))
+            rule.forget(trial)
+            if restarts:
+                state = pickle.loads(pickle.dumps(rule.state()))
+                rule = rule_of([0.5] * 9)
+                rule.restore(state)
+        return log
+
+    for seed in range(6):
+        assert said(seed, True) == said(seed, False)
+
+
+def test_a_search_that_an_older_raypipe_began_continues() -> None:
+    rule = rule_of([0.1, 0.9])
+    rule.report("0", 1, 0.5, math.log(0.5), 2.0)
+    rule.report("0", 2, 0.4, math.log(0.4), 4.0)
+    old = rule.state()
+    del old["begun"]
+    curve = Curve.__new__(Curve)
+    curve.__setstate__({**old["curves"]["0"].__dict__, "seconds": 6.0, "timed": 2})
+    rule.restore({**old, "curves": {"0": curve}})
+    assert curve.seconds == [3.0, 3.0] and rule.state()["begun"] == rule.state()["spent"] > 0
+    assert rule.choose() in ("0", "1")
+
+
 def test_a_thousand_trials_do_not_make_it_slow() -> None:
     """Work is bounded by observations and candidates; 0.5 s a decision is twenty times today's."""
     rule = FreezeThaw(27, np.arange(20), mode="min")

@@ -20,6 +20,7 @@ MOST_OBSERVED = 300
 LANDMARKS = (1, 3, 8, 24)  # epochs of each trial that are observed, beside its last one
 _TINY = 1e-12  # logarithms of losses end here
 _SHARES = (1e-3, 1 - 1e-4)  # logits of shares end here
+DEAREST = 30
 _PENALTY = 1.0  # ridge of the seconds an epoch; coordinates are within [0, 1]
 
 
@@ -106,12 +107,16 @@ def observed(
 def log_seconds(curves: Mapping[str, Curve], x: Mapping[str, Array], names: Sequence[str]) -> Array:
     """Logarithms of the trials' seconds an epoch, observed or predicted; 0 if none is known.
 
-    Of a trial's epochs the median: a laptop that slept makes one of them take hours. x: coordinates
-    of all trials.
+    Of a trial's epochs the median: a laptop that slept makes one of them take hours. One or two
+    epochs count DEAREST medians of all trials at most. x: coordinates of all trials.
     """
     known = {name: median(curve.seconds) for name, curve in curves.items() if curve.seconds}
     if not known:
         return np.zeros(len(names))
+    most = DEAREST * median(known.values()) if len(known) > 2 else math.inf
+    for name, seconds in known.items():
+        if seconds > most and len(curves[name].seconds) < 3:
+            known[name] = most
     latest = list(known)[-MOST_OBSERVED:]
     y_M = np.log([known[name] for name in latest])
     x_MD = np.array([x[name] for name in latest])
