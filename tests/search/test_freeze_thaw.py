@@ -16,7 +16,7 @@ from raypipe.config import validate
 from raypipe.errors import ConfigError
 from raypipe.job import Job
 from raypipe.search.schedulers import surrogate
-from raypipe.search.schedulers.curves import Curve, target
+from raypipe.search.schedulers.curves import MOST_OBSERVED, Curve, log_seconds, target
 from raypipe.search.schedulers.freeze_thaw import FreezeThaw
 from raypipe.search.schedulers.surrogate import Data, Likeness, Posterior
 from raypipe.search.schedulers.thaw_scheduler import SECONDS, freeze_thaw
@@ -343,6 +343,13 @@ def test_an_odd_clock_changes_a_search_little(odd: float, at: int) -> None:
     log, usual = timed(odd, at), timed(10.0, at)
     assert {trial for trial, _ in log} == {trial for trial, _ in usual}
     assert 0.9 * len(usual) < len(log) < 1.6 * len(usual) < 0.7 * 8 * 27
+
+
+def test_seconds_that_were_observed_are_not_guessed_however_many_trials_there_are() -> None:
+    names = [str(i) for i in range(MOST_OBSERVED + 50)]
+    curves = {name: Curve({1: 0.0}, 0.0, [9.0 if i < 50 else 1.0]) for i, name in enumerate(names)}
+    found = log_seconds(curves, {name: np.array([0.5]) for name in names}, names)
+    assert np.exp(found) == pytest.approx([9.0] * 50 + [1.0] * MOST_OBSERVED)
 
 
 def test_seconds_that_are_known_late_count_for_earlier_epochs_too() -> None:
