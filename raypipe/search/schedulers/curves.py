@@ -117,6 +117,8 @@ def log_seconds(curves: Mapping[str, Curve], x: Mapping[str, Array], names: Sequ
     for name, seconds in known.items():
         if seconds > most and len(curves[name].seconds) < 3:
             known[name] = most
+    if all(name in known for name in names):
+        return np.array([math.log(known[name]) for name in names])
     latest = list(known)[-MOST_OBSERVED:]
     y_M = np.log([known[name] for name in latest])
     x_MD = np.array([x[name] for name in latest])
