@@ -20,7 +20,7 @@ MOST_OBSERVED = 300
 LANDMARKS = (1, 3, 8, 24)  # epochs of each trial that are observed, beside its last one
 _TINY = 1e-12  # logarithms of losses end here
 _SHARES = (1e-3, 1 - 1e-4)  # logits of shares end here
-DEAREST = 30
+_DEAREST = 30  # times the usual seconds of an epoch; more is a clock's fault, until a third one
 _PENALTY = 1.0  # ridge of the seconds an epoch; coordinates are within [0, 1]
 
 
@@ -72,10 +72,10 @@ class Curve:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also of a search that an older raypipe began: that kept the sum and the number."""
-        timed = state.pop("timed", None)
-        if timed is not None:
-            state["seconds"] = [state["seconds"] / timed] * timed if timed else []
         self.__dict__.update(state)
+        timed = self.__dict__.pop("timed", None)
+        if timed is not None:
+            self.seconds = [state["seconds"] / timed] * timed if timed else []
 
 
 def observed(
@@ -107,13 +107,14 @@ def observed(
 def log_seconds(curves: Mapping[str, Curve], x: Mapping[str, Array], names: Sequence[str]) -> Array:
     """Logarithms of the trials' seconds an epoch, observed or predicted; 0 if none is known.
 
-    Of a trial's epochs the median: a laptop that slept makes one of them take hours. One or two
-    epochs count DEAREST medians of all trials at most. x: coordinates of all trials.
+    Of a trial's epochs the median: a laptop that slept makes one of them take hours. A trial with
+    one or two epochs counts _DEAREST times the median of all trials at most. x: coordinates of all
+    trials.
     """
     known = {name: median(curve.seconds) for name, curve in curves.items() if curve.seconds}
     if not known:
         return np.zeros(len(names))
-    most = DEAREST * median(known.values()) if len(known) > 2 else math.inf
+    most = _DEAREST * median(known.values()) if len(known) > 2 else math.inf
     for name, seconds in known.items():
         if seconds > most and len(curves[name].seconds) < 3:
             known[name] = most

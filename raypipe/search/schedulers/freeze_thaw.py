@@ -61,13 +61,7 @@ class FreezeThaw:
     group_D: which coordinates of a trial's values share a lengthscale.
     """
 
-    def __init__(
-        self,
-        max_epochs: int,
-        group_D: Array,
-        mode: Mode = "max",
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, max_epochs: int, group_D: Array, mode: Mode = "max", seed: int = 0) -> None:
         self.max_epochs = max_epochs
         self._first = max(1, round(FIRST * max_epochs))
         self._group_D = group_D
@@ -76,6 +70,7 @@ class FreezeThaw:
         self._x: dict[str, Array] = {}  # of all trials, in the order of their arrival
         self._known: tuple[int, _Model] | None = None  # the model after so many reports
         self._likeness: Likeness | None = None  # at the fitted hyperparameters
+        self._prices: dict[str, float] = {}  # logarithms of seconds an epoch; empty: not known yet
 
         # What was learned. `state` saves it.
         self._curves: dict[str, Curve] = {}  # of trials that have begun
@@ -97,6 +92,7 @@ class FreezeThaw:
         if trial in self._x and not np.array_equal(self._x[trial], x_D):
             self._known = self._likeness = None  # they know other values
         self._x[trial] = x_D
+        self._prices = {}
 
     def report(
         self,
@@ -121,6 +117,7 @@ class FreezeThaw:
             was_timed = any(one.seconds for one in self._curves.values())
             curve.add(epoch, math.inf if is_lost else target, score, seconds)
             self._reports += 1
+            self._prices = {}
             self._spend(trial, is_first_time=bool(curve.seconds) and not was_timed)
             self._note(score)
             if len(curve.targets) == 1:
@@ -218,6 +215,7 @@ class FreezeThaw:
         for name, value in {"begun": state["spent"], **state}.items():
             setattr(self, f"_{name}", value)
         self._known = self._likeness = None
+        self._prices = {}
 
     # The decision.
 
@@ -246,14 +244,14 @@ class FreezeThaw:
 
     def _begins_another(self, model: _Model) -> bool:
         is_stuck = self._spent - self._improved >= STUCK * self._round()
-        return is_stuck and self._draw(model).begins
+        return is_stuck and model.draw.begins
 
     def _weigh(self, model: _Model, names: list[str]) -> None:
         """What an epoch of each trial is worth, into `model.worth`: the same until a report."""
         names = [name for name in names if name not in model.worth]
         if not names:
             return
-        draw = self._draw(model)
+        draw = model.draw
         epochs = [min(self._epoch(name) + draw.horizon, self.max_epochs) for name in names]
         mean_C, sd_C = self._predict(model, names, np.array(epochs))
         worth_C = log_ndtr((draw.threshold - mean_C) / np.hypot(sd_C, model.posterior.noise))
@@ -282,11 +280,12 @@ class FreezeThaw:
         curve = self._curves.get(name)
         return curve.epoch if curve else 0
 
-    def _draw(self, model: _Model) -> _Draw:
+    def _draw(self, y_N: Array) -> _Draw:
         draw = np.random.default_rng([self._seed, self._reports])
         horizon = int(draw.integers(1, self.max_epochs + 1))
-        spread = max(model.median - model.best, 1e-3)
-        threshold = model.best - 10 ** draw.uniform(-4, -1) * spread
+        best = float(y_N.min())
+        spread = max(float(np.median(y_N)) - best, 1e-3)
+        threshold = best - 10 ** draw.uniform(-4, -1) * spread
         return _Draw(horizon, threshold, draw.random() < BEGIN)
 
     def _spend(self, trial: str, is_first_time: bool) -> None:
@@ -351,7 +350,12 @@ class FreezeThaw:
         return best.is_whole
 
     def _log_seconds(self, names: list[str]) -> Array:
-        return log_seconds(self._curves, self._x, names)
+        """Of an epoch of each trial: what was observed or is guessed, the same until a report."""
+        if not self._prices:
+            every = list(self._x)
+            found = log_seconds(self._curves, self._x, every)
+            self._prices = dict(zip(every, found.tolist(), strict=True))
+        return np.array([self._prices[name] for name in names])
 
     # The surrogate.
 
@@ -375,7 +379,7 @@ class FreezeThaw:
         self._likeness = self._likeness or Likeness(theta_P, self._group_D, self._x)
         posterior = Posterior(theta_P, data, self._likeness.between(rows, rows))
         rows_of = {name: row for row, name in enumerate(rows)}
-        return _Model(posterior, rows_of, float(y_N.min()), float(np.median(y_N)), mean, scale)
+        return _Model(posterior, rows_of, self._draw(y_N), mean, scale)
 
     def _predict(self, model: _Model, names: list[str], epochs_C: Array) -> tuple[Array, Array]:
         assert self._likeness is not None  # the model has one
@@ -399,8 +403,7 @@ class _Model:
 
     posterior: Posterior
     rows: dict[str, int]  # trial -> its row in the data
-    best: float
-    median: float
+    draw: _Draw
     mean: float  # of the targets
     scale: float  # their standard deviation
     worth: dict[str, float] = field(default_factory=dict)  # of an epoch, of trials asked about
