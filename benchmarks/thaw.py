@@ -118,7 +118,7 @@ class Search:
         if self.thaw is None:
             return
         # A copy is asked, for a forecast may fit the model, and the search would go on with that.
-        for trial, (mean, sd) in copy.deepcopy(self.thaw).forecast().items():
+        for trial, (mean, sd) in copy.copy(self.thaw).forecast().items():
             curve = self._of.targets[int(trial)]
             if len(curve) == self._of.epochs:
                 yield abs(curve[-1] - mean) <= COVER * sd

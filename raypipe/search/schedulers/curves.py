@@ -55,6 +55,10 @@ class Curve:
     best: float = -math.inf  # the metric; more is better
     seconds: list[float] = field(default_factory=list)  # of the epochs whose time is known
     is_whole: bool = False  # the trial's own rule ended it: there is no more of it
+    usual: float = field(init=False)  # the median of its seconds; 0 if none is known
+
+    def __post_init__(self) -> None:
+        self.usual = median(self.seconds) if self.seconds else 0.0
 
     @property
     def epoch(self) -> int:
@@ -69,6 +73,7 @@ class Curve:
         self.best = max(self.best, score)
         if seconds is not None and 0 < seconds < math.inf:
             self.seconds.append(seconds)
+            self.usual = median(self.seconds)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also of a search that an older raypipe began: that kept the sum and the number."""
@@ -76,6 +81,7 @@ class Curve:
         timed = self.__dict__.pop("timed", None)
         if timed is not None:
             self.seconds = [state["seconds"] / timed] * timed if timed else []
+        self.__post_init__()
 
 
 def observed(
@@ -111,7 +117,7 @@ def log_seconds(curves: Mapping[str, Curve], x: Mapping[str, Array], names: Sequ
     one or two epochs counts _DEAREST times the median of all trials at most. x: coordinates of all
     trials.
     """
-    known = {name: median(curve.seconds) for name, curve in curves.items() if curve.seconds}
+    known = {name: curve.usual for name, curve in curves.items() if curve.seconds}
     if not known:
         return np.zeros(len(names))
     most = _DEAREST * median(known.values()) if len(known) > 2 else math.inf
