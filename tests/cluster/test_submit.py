@@ -447,6 +447,8 @@ def test_a_cluster_whose_path_has_another_python_runs_verbs_with_its_own(
     assert alone.stderr.count("\n") == 1 and "it has no ray and no typer" in alone.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.share
 def test_a_verb_runs_there_as_it_does_here(
     ray_session: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:

@@ -25,6 +25,8 @@ def run(code: str, names: dict[str, Any]) -> Any:
     return eval(compile(ast.Expression(last.value), "cell", "eval"), names)
 
 
+@pytest.mark.slow
+@pytest.mark.share
 @pytest.mark.usefixtures("ray_session")
 def test_the_notebook_runs_and_finds_the_drift(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -314,6 +314,8 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.share
 @pytest.mark.usefixtures("ray_session")
 def test_two_ray_workers_of_a_stream_tell_steps_and_write_traces_and_event_files(
     jobs: Jobs,

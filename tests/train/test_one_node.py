@@ -62,7 +62,13 @@ def test_a_killed_worker_leaves_no_store(ray_session: str, tmp_path: Path) -> No
     assert set(Path(tempfile.gettempdir()).glob("raypipe-group-*")) <= before
 
 
-@pytest.mark.parametrize(("workers", "total"), [pytest.param(1, 1, marks=pytest.mark.slow), (2, 3)])
+@pytest.mark.parametrize(
+    ("workers", "total"),
+    [
+        pytest.param(1, 1, marks=pytest.mark.slow),
+        pytest.param(2, 3, marks=[pytest.mark.slow, pytest.mark.share]),
+    ],
+)
 def test_no_store_listens_for_other_hosts_and_none_is_left(
     ray_session: str, tmp_path: Path, workers: int, total: int
 ) -> None:

@@ -50,6 +50,8 @@ def agree(folder: Path, name: str, whole: str, rel: float = 0.02) -> None:
     assert moments[0] == pytest.approx(moments[1], rel=0.1)
 
 
+@pytest.mark.slow
+@pytest.mark.share
 def test_fp16_of_zero_steps_clips_and_lowers_its_scale(expected: Path) -> None:
     """ba74455 made no more steps after an overflow, and clipped the norm times the scale."""
     high = [

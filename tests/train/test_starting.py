@@ -32,6 +32,8 @@ class Other:
         pass
 
 
+@pytest.mark.slow
+@pytest.mark.share
 def test_a_training_that_waits_for_room_says_so_and_can_be_stopped(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -195,6 +195,8 @@ def traced(folder: Path) -> dict[tuple[int, int], list[str]]:
     }
 
 
+@pytest.mark.slow
+@pytest.mark.share
 def test_frozen_training_is_the_same_with_one_worker_and_with_two(jobs: Jobs) -> None:
     frozen = {
         "model.name": "efficientnet_lite0",

@@ -16,6 +16,8 @@ from ..pixels import decoded
 from .conftest import Jobs
 
 
+@pytest.mark.slow
+@pytest.mark.share
 @pytest.mark.usefixtures("ray_session")
 def test_two_workers_hold_half_each_and_save_what_a_plain_model_loads(
     jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
