@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ray.tune.experiment import Trial
+from threadpoolctl import ThreadpoolController
 
 from raypipe.config import validate
 from raypipe.errors import ConfigError
@@ -376,7 +377,8 @@ def test_the_best_is_trained_in_full_though_it_runs_when_nothing_else_is_worth_i
     assert [rule.report("1", epoch, 0.1, math.log(0.1)) for epoch in (2, 3, 4)][:2] == ["go on"] * 2
     # And not another one while Tune still saves it.
     rule.restore({**rule.state(), "ended": {}, "to_the_end": None})
-    rule._curves["1"].targets.pop(4)
+    curve = rule._curves["1"]
+    rule._curves["1"] = Curve({1: curve.targets[1]}, curve.best)
     assert rule.choose({"0", "2"}) is None and rule.choose() == "1"
 
 
@@ -435,6 +437,33 @@ def test_a_thousand_trials_do_not_make_it_slow() -> None:
     started = time.process_time()
     assert rule.choose() is not None
     assert time.process_time() - started < 0.5
+
+
+def test_its_linear_algebra_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one for each core they waited for each other: sixteen times the CPU beside trials."""
+    seen = []
+
+    def threads() -> set[int]:
+        blas = ThreadpoolController().select(user_api="blas")
+        return {one["num_threads"] for one in blas.info()}
+
+    def watched(function: Any) -> Any:
+        def call(*given: Any, **more: Any) -> Any:
+            seen.append((function.__name__, threads()))
+            return function(*given, **more)
+
+        return call
+
+    monkeypatch.setattr(surrogate, "cho_factor", watched(surrogate.cho_factor))
+    monkeypatch.setattr(surrogate, "cho_solve", watched(surrogate.cho_solve))
+    monkeypatch.setattr(surrogate, "fit", watched(surrogate.fit))
+    rule = rule_of([0.1, 0.5, 0.9])
+    with ThreadpoolController().limit(limits=2, user_api="blas"):
+        for trial in "012012012":
+            rule.report(trial, rule._epoch(trial) + 1, 0.5, math.log(0.5))
+            rule.forget(trial)
+        assert rule.forecast() and rule.choose() and threads() == {2}
+    assert len(seen) > 20 and all(now == {1} for _, now in seen)
 
 
 def test_coordinates_of_a_space() -> None:

@@ -55,14 +55,13 @@ class Curve:
     best: float = -math.inf  # the metric; more is better
     seconds: list[float] = field(default_factory=list)  # of the epochs whose time is known
     is_whole: bool = False  # the trial's own rule ended it: there is no more of it
+    # Both are asked for in each decision.
+    epoch: int = field(init=False)  # the last one; 0 before the first
     usual: float = field(init=False)  # the median of its seconds; 0 if none is known
 
     def __post_init__(self) -> None:
+        self.epoch = max(self.targets, default=0)
         self.usual = median(self.seconds) if self.seconds else 0.0
-
-    @property
-    def epoch(self) -> int:
-        return max(self.targets, default=0)
 
     def add(self, epoch: int, target: float, score: float, seconds: float | None) -> None:
         """score: the metric, more is better. seconds: of this epoch, if known.
@@ -70,6 +69,7 @@ class Curve:
         A clock that was set back makes them negative. They are left out then.
         """
         self.targets[epoch] = target
+        self.epoch = max(self.epoch, epoch)
         self.best = max(self.best, score)
         if seconds is not None and 0 < seconds < math.inf:
             self.seconds.append(seconds)
@@ -102,7 +102,7 @@ def observed(
     landmarks: list[tuple[int, int, float]] = []
     for row, name in enumerate(begun):
         targets = curves[name].targets
-        last = max(targets)
+        last = curves[name].epoch
         lasts.append((row, last, targets[last]))
         landmarks.extend((row, e, targets[e]) for e in LANDMARKS if e < last and e in targets)
     seen = [*lasts, *landmarks][:MOST_OBSERVED]

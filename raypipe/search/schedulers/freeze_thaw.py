@@ -38,7 +38,7 @@ from scipy.special import log_ndtr
 from raypipe.search.schedulers import surrogate
 from raypipe.search.schedulers.curves import Curve, log_seconds, observed
 from raypipe.search.schedulers.halving import Verdict
-from raypipe.search.schedulers.surrogate import Array, Data, Likeness, Posterior
+from raypipe.search.schedulers.surrogate import Array, Data, Likeness, Posterior, one_thread
 from raypipe.train.stopping import Mode
 
 FIRST = 0.04  # share of the epochs that every trial trains before it pauses; one epoch at least
@@ -94,6 +94,7 @@ class FreezeThaw:
         self._x[trial] = x_D
         self._prices = {}
 
+    @one_thread
     def report(
         self,
         trial: str,
@@ -132,6 +133,7 @@ class FreezeThaw:
         self._running[trial] = True
         return "go on"
 
+    @one_thread
     def choose(self, ready: Container[str] | None = None) -> str | None:
         """The trial that begins or continues now; None if none is worth an epoch.
 
@@ -147,6 +149,7 @@ class FreezeThaw:
         """The search has ended, and no trial runs."""
         return self._done
 
+    @one_thread
     def forecast(self) -> dict[str, tuple[float, float]]:
         """Trial -> (mean, standard deviation) of its target after its last epoch, as a report would
         say it. Of trials that have begun and wait.
