@@ -380,6 +380,23 @@ def test_the_best_is_trained_in_full_though_it_runs_when_nothing_else_is_worth_i
     assert rule.choose({"0", "2"}) is None and rule.choose() == "1"
 
 
+def test_a_state_is_not_changed_by_later_reports() -> None:
+    rule = rule_of([0.1, 0.9])
+    for trial, epoch in (("0", 1), ("0", 2), ("1", 1)):
+        rule.report(trial, epoch, 0.5, math.log(0.5), 2.0)
+    state = rule.state()
+    kept = pickle.dumps(state)
+    other = rule_of([0.1, 0.9])
+    other.restore(state)
+    for one in (rule, other):
+        one.begin("1")
+        one.report("1", 2, 0.4, math.log(0.4), 3.0)
+        one.end("0")
+        one.fail("1")
+        assert pickle.dumps(state) == kept
+    assert rule.state() == other.state()
+
+
 def test_equal_trials_come_in_the_same_order_after_a_restore() -> None:
     """What they are worth differs in its last digits, by who else is asked for."""
 

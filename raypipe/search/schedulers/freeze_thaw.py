@@ -27,6 +27,7 @@ Targets are minimised (`curves.target`). The winner is judged by the metric.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
@@ -190,7 +191,7 @@ class FreezeThaw:
     def state(self) -> dict[str, Any]:
         """Everything that was learned; each key is an attribute without its `_`."""
         curves = {
-            name: replace(curve, targets=dict(curve.targets))
+            name: replace(curve, targets=dict(curve.targets), seconds=list(curve.seconds))
             for name, curve in self._curves.items()
         }
         return {
@@ -210,9 +211,9 @@ class FreezeThaw:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Continue from what `state` returned. It stays as it is: reports change a copy."""
         # An older raypipe did not keep `begun`.
-        for name, value in {"begun": state["spent"], **state}.items():
+        for name, value in copy.deepcopy({"begun": state["spent"], **state}).items():
             setattr(self, f"_{name}", value)
         self._known = self._likeness = None
         self._prices = {}
