@@ -339,11 +339,14 @@ class FreezeThaw:
         return best
 
     def _has_whole(self) -> bool:
-        """Was a trial trained to its last epoch, or is the best one at the end of its own rule?"""
+        """Was a trial trained to its last epoch, or is the best one at the end of its own rule?
+
+        One that diverged was not, however good it was before: it has no value at its end.
+        """
         usable = [
             (curve.best, curve)
             for name, curve in self._curves.items()
-            if curve.best > -math.inf and name not in self._failed
+            if curve.best > -math.inf and not curve.is_lost and name not in self._failed
         ]
         if any(curve.epoch >= self.max_epochs for _, curve in usable):
             return True
