@@ -42,7 +42,7 @@ def plan(job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier])
     Raises ConfigError if the job refuses whatever the space draws.
     """
     seed = job.run.seed
-    cells = _cells(seed, space)
+    cells = space.cells_within_limits
     trials = []
     for i in range(cfg.samples * len(cells)):
         try:
@@ -119,7 +119,7 @@ def begun(
 ) -> list[Start]:
     """The first of `total` trials: values that are known to be good, where the space has them."""
     seed = job.run.seed
-    cells = _cells(seed, space)
+    cells = space.cells_within_limits
     known = {EARLIER: earlier[0].keyed} if earlier else {}
     for place, start in enumerate((cfg.start or {}, *(cfg.starts or ()))):
         known[place] = space.keyed(start)
@@ -138,25 +138,7 @@ def begun(
 
 def number_of(cfg: SearchConfig, space: Space) -> int:
     """How many trials the search has. Raises ConfigError if search.limits bar all of its grid."""
-    return cfg.samples * len(_cells(space.job.run.seed, space))
-
-
-def _cells(seed: int, space: Space) -> list[Changes]:
-    """The grid's cells, without those whose models break a limit."""
-    if space.barred is None or space.cells == [{}]:
-        return space.cells
-    kept = []
-    for cell in space.cells:
-        with suppress(ConfigError):
-            space.trial(seed, 0, cell)
-            kept.append(cell)
-    if not kept:
-        raise ConfigError(
-            "No combination of the grid in search.space is within search.limits",
-            got=f"{len(space.cells)} combinations",
-            fix="Add a smaller model.side_px or model.name to the grid, or raise the limit",
-        )
-    return kept
+    return cfg.samples * len(space.cells_within_limits)
 
 
 def _first(seed: int, space: Space, start: Changes, cell: Changes) -> Changes:

@@ -16,10 +16,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import field as field_
 from dataclasses import replace as replaced
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from raypipe.config import replace
@@ -243,6 +244,28 @@ class Space:
                 extended.extend(self._extended(field, by_field, by_key))
             cells = extended
         return [by_key for _, by_key in cells]
+
+    @cached_property
+    def cells_within_limits(self) -> list[Changes]:
+        """`cells`, without those whose models break a limit.
+
+        Kept, because such a cell is drawn MOST_TRIES times until it is known. Raises ConfigError if
+        there is no other one.
+        """
+        if self.barred is None or self.cells == [{}]:
+            return self.cells
+        kept = []
+        for cell in self.cells:
+            with suppress(ConfigError):
+                self.trial(self.job.run.seed, 0, cell)
+                kept.append(cell)
+        if not kept:
+            raise ConfigError(
+                "No combination of the grid in search.space is within search.limits",
+                got=f"{len(self.cells)} combinations",
+                fix="Add a smaller model.side_px or model.name to the grid, or raise the limit",
+            )
+        return kept
 
     def _extended(
         self, field: Field, by_field: Changes, by_key: Changes
