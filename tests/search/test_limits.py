@@ -237,3 +237,14 @@ def test_cells_that_break_a_limit_are_drawn_once(
     searcher(JOB.training, cfg, space, planned, [], tmp_path, 9)
     assert starts.unused(cfg, space, starts.of(cfg)) == []
     assert MOST_TRIES <= drawn.count(64) < MOST_TRIES + 9
+
+
+def test_a_cell_whose_other_models_break_a_limit_is_tried_once() -> None:
+    """Each of its trials was drawn until it was the one that is left: they were copies."""
+    texts = {"train.lr": "grid(1e-3, 1e-2)", "model.side_px": "choice(32, 48, 64)"}
+    cfg = SearchConfig(samples=4, space=texts)
+    planned = plan(JOB.training, cfg, limited(texts, most_px=32), [])
+    assert sorted((one["train.lr"], one["model.side_px"]) for one in planned) == [
+        (1e-3, 32),
+        (1e-2, 32),
+    ]

@@ -267,6 +267,21 @@ class Space:
             )
         return kept
 
+    def settles(self, cell: Changes) -> bool:
+        """Has a trial of this cell of the grid nothing left to draw?"""
+        free: list[str] = []
+
+        def suggest(key: str, sampler: Sampler) -> Any:
+            if key in cell:
+                return cell[key]
+            values = sampler.finite
+            if values is None or any(value != values[0] for value in values):
+                free.append(key)
+            return sampler.at(0.0)
+
+        self.draw(suggest)
+        return not free
+
     def _extended(
         self, field: Field, by_field: Changes, by_key: Changes
     ) -> list[tuple[Changes, Changes]]:
@@ -288,12 +303,6 @@ class Space:
                 for branch in field.branches:
                     values.extend(branch.sampler.finite or ())
         return values
-
-    @property
-    def is_finite(self) -> bool:
-        """Has each field a few values? Then trials may repeat each other."""
-        branches = [branch for field in self.fields for branch in field.branches]
-        return all(branch.sampler.finite is not None for branch in branches)
 
     @property
     def most_epochs(self) -> int:
