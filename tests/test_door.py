@@ -229,7 +229,7 @@ def test_from_a_folder_to_a_drift_check(
         **SMALL,
         search={"samples": 2, "space": {"train.lr": "grid(0.01, 0.02)"}},
     )
-    assert len(found.result.trials) == 4 and found.report.exists()
+    assert len(found.result.trials) == 2 and found.report.exists()
     html = found._repr_html_()
     assert "Leaderboard" in html and found.report.as_uri() in html
     again = raypipe.tune(

@@ -79,13 +79,41 @@ def first_answer(result: SearchResult) -> dict[str, str]:
 
 
 def validated(result: SearchResult) -> dict[str, str]:
-    """A line about trials whose models predict over more views than validation has; {} if none
-    does."""
+    """A line about models that validation has not judged as they predict; {} if there is none.
+
+    A trial is validated with one view of an image, at its own resolution. A model that was trained
+    again is not validated, and search.refit may have changed both.
+    """
+    if said := _before_refit(result):
+        return {"validated": said}
     views = max((model.views for model in result.models.values()), default=1)
     if views == 1:
         return {}
-    said = f"each trial with one view of an image; fine-tuned ones predict over {views}"
-    return {"validated": said}
+    said = "each trial with one view of an image"
+    if not result.refitted and result.shares:
+        said += ", the ensemble as it predicts"
+    elif not result.refitted and result.job.model.views == 1:
+        said += ", as the registered model predicts"
+    return {"validated": f"{said}; fine-tuned trials predict over {views}"}
+
+
+def _before_refit(result: SearchResult) -> str:
+    """How the trial was validated that a refit has trained again with more views or other pixels;
+    "" if there is none."""
+    if not result.refitted:
+        return ""
+    # The job is that of the first member.
+    name, now = (result.members or result.again)[0], result.job.model
+    before = result.models.get(name)
+    if before is None or name in result.stay:
+        return ""
+    if now.views == before.views == 1 and now.pixels == before.pixels:
+        return ""
+    seen, sees = f"at {before.pixels} px", f"at {now.pixels} px"
+    if max(before.views, now.views) > 1:
+        seen = f"with one view of an image {seen}"
+        sees = f"over {now.views} view{'s' * (now.views > 1)} {sees}"
+    return f"{name} {seen}, before it was trained again; as registered, {sees}, it is not validated"
 
 
 def ranking(result: SearchResult) -> dict[str, str]:

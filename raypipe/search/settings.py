@@ -51,7 +51,7 @@ class SearchConfig(Section):
     # How many trials, and over what.
     samples: int = Field(default=16, ge=1, le=100_000)
     """Number of trials. If the space has a grid, the whole grid runs this number of times, as in
-    Ray Tune.
+    Ray Tune; but no trial that would repeat another one, since all have the same seed.
 
     With budget_s and without samples, trials begin until the time is over.
     """

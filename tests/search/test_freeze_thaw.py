@@ -382,6 +382,47 @@ def test_the_best_is_trained_in_full_though_it_runs_when_nothing_else_is_worth_i
     assert rule.choose({"0", "2"}) is None and rule.choose() == "1"
 
 
+@pytest.mark.parametrize("end", [3, 4], ids=["its own rule's", "the last epoch"])
+def test_a_trial_that_diverged_at_its_end_was_not_trained_in_full(end: int) -> None:
+    """The search ended with the best of the others after one epoch."""
+    rule = rule_of([0.1, 0.5, 0.9], epochs=4)
+    for trial, value in (("0", 0.5), ("1", 0.1), ("2", 0.9)):
+        rule.report(trial, 1, value, math.log(value))
+        rule.forget(trial)
+    for epoch in range(2, end):
+        rule.report("1", epoch, 0.1, math.log(0.1))
+    assert rule.report("1", end, NAN, NAN, ended=True) == "stop"
+    rule._spent += 100  # nothing improves any more
+    assert rule.choose() == "0" and not rule.done
+    said = [rule.report("0", epoch, 0.5, math.log(0.5)) for epoch in (2, 3, 4)]
+    assert said == ["go on", "go on", "stop"]
+    assert rule.choose() is None and rule.done
+
+
+def test_all_that_are_trained_in_full_may_diverge() -> None:
+    """Then the next best one is, until none is left."""
+    xs = some(4)
+    log = said_by(rule_of(xs), [[*losses(x)[:-1], NAN] for x in xs])
+    assert {trial for trial, epoch, _ in log if epoch == EPOCHS} == set("0123")
+
+
+def test_a_state_is_not_changed_by_later_reports() -> None:
+    rule = rule_of([0.1, 0.9])
+    for trial, epoch in (("0", 1), ("0", 2), ("1", 1)):
+        rule.report(trial, epoch, 0.5, math.log(0.5), 2.0)
+    state = rule.state()
+    kept = pickle.dumps(state)
+    other = rule_of([0.1, 0.9])
+    other.restore(state)
+    for one in (rule, other):
+        one.begin("1")
+        one.report("1", 2, 0.4, math.log(0.4), 3.0)
+        one.end("0")
+        one.fail("1")
+        assert pickle.dumps(state) == kept
+    assert rule.state() == other.state()
+
+
 def test_equal_trials_come_in_the_same_order_after_a_restore() -> None:
     """What they are worth differs in its last digits, by who else is asked for."""
 

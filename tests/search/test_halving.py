@@ -238,6 +238,21 @@ def test_a_rule_goes_on_after_a_restore_as_if_nothing_had_happened(capped: bool)
     assert said[0] == said[1]
 
 
+def test_a_state_is_not_changed_by_later_reports() -> None:
+    rule, other = Halving(9, 1, 3, capped=True), Halving(9, 1, 3, capped=True)
+    for trial, value in zip("abc", (0.3, 0.9, 0.5), strict=True):
+        rule.report(trial, 1, value)
+    state = rule.state()
+    kept = json.dumps(state)
+    other.restore(state)
+    for one in (rule, other):
+        one.resume("b")
+        one.report("b", 2, 0.95)
+        one.report("b", 3, 0.9)
+        one.end("a")
+        assert json.dumps(state) == kept
+
+
 def test_an_epoch_told_again_gets_the_same_answer() -> None:
     rule = Halving(9, 1, 3)
     for trial, value in zip("abc", (0.3, 0.9, 0.5), strict=True):

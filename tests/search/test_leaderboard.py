@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any, cast
 
 from raypipe.models.zoo import ModelConfig
 from raypipe.search import leaderboard, page
 from raypipe.search.leaderboard import Trial, ahead, compared, ranked
+from raypipe.search.result import SearchResult
 from raypipe.train.stopping import FITTED
 from raypipe.work import tables
 
@@ -144,13 +146,54 @@ def test_what_was_not_made_is_one_line_of_the_page() -> None:
     assert page.not_made(notes) == {"not made": said}
 
 
+def found(model: ModelConfig, models: dict[str, ModelConfig], **more: Any) -> SearchResult:
+    """A search, with the registered model's or its first member's config."""
+    job, best = cast(Any, SimpleNamespace(model=model)), cast(Any, None)
+    return SearchResult("key", job, best, (), "val_accuracy", 1.0, models=models, **more)
+
+
 def test_views_that_validation_does_not_have_are_said() -> None:
     """The page showed figures of one view beside a model that predicts over eight."""
-    models = {"a": ModelConfig()}
-    assert page.validated(SimpleNamespace(models=models)) == {}  # type: ignore[arg-type]
-    models["b"] = ModelConfig(mode="finetune", views=8)
-    said = page.validated(SimpleNamespace(models=models))["validated"]  # type: ignore[arg-type]
-    assert "with one view" in said and said.endswith("over 8")
+    head, tuned = ModelConfig(), ModelConfig(mode="finetune", views=8)
+    assert page.validated(found(head, {"a": head})) == {}
+    models = {"a": head, "b": tuned}
+    trial = "each trial with one view of an image"
+    ending = "; fine-tuned trials predict over 8"
+    assert page.validated(found(tuned, models)) == {"validated": trial + ending}
+    own = f"{trial}, as the registered model predicts{ending}"
+    assert page.validated(found(head, models)) == {"validated": own}
+    whole = found(tuned, models, members=("b", "a"), shares=(0.5, 0.5))
+    said = f"{trial}, the ensemble as it predicts{ending}"
+    assert page.validated(whole) == {"validated": said}
+
+
+def test_what_a_refit_changes_is_not_said_to_be_validated() -> None:
+    """search.refit.model.views=8 said nothing, and at 224 px the trials' views were named."""
+    small = ModelConfig(mode="finetune", side_px=96)
+    large = ModelConfig(mode="finetune", side_px=224, views=8)
+    models = {"a": small, "b": ModelConfig(side_px=96)}
+
+    def said(now: ModelConfig, models: dict[str, ModelConfig] = models, **more: Any) -> str:
+        result = found(now, models, refitted=True, **{"again": ("a",), **more})
+        return page.validated(result).get("validated", "")
+
+    assert said(large) == (
+        "a with one view of an image at 96 px, before it was trained again; "
+        "as registered, over 8 views at 224 px, it is not validated"
+    )
+    assert said(ModelConfig(mode="finetune", side_px=224)) == (
+        "a at 96 px, before it was trained again; as registered, at 224 px, it is not validated"
+    )
+    # Of an ensemble, the fine-tuned member comes first.
+    together = {"members": ("a", "b"), "shares": (0.5, 0.5), "again": ("a", "b")}
+    assert said(large, **together) == said(large)
+    # A refit of other trials' views takes them away.
+    assert "over 1 view at 96 px" in said(small, {"a": large})
+    assert "over 8 views at 224 px" in said(large, {"a": large})
+    # Where it changes neither, there is nothing to say; nor of a member that stays.
+    assert said(small) == said(models["b"], again=("b",)) == ""
+    stays = said(large, {"a": large, "b": models["b"]}, **together | {"again": ("b",)})
+    assert stays == "each trial with one view of an image; fine-tuned trials predict over 8"
 
 
 def test_a_metric_without_a_value_is_no_divergence() -> None:

@@ -12,12 +12,12 @@ from benchmarks import limits as benchmark
 from raypipe.config import replace, validate
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.job import Job
-from raypipe.search import limits, variants
+from raypipe.search import limits, starts, variants
 from raypipe.search.limits import SearchLimits, Variant
 from raypipe.search.searchers.tune_searchers import plan, searcher
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import parse
-from raypipe.search.space.space import Space
+from raypipe.search.space.space import MOST_TRIES, Space
 from tests.searching import search
 
 JOB = validate(
@@ -214,3 +214,37 @@ def test_cells_that_are_left_are_tried_once_each(name: str, tmp_path: Path) -> N
     planned = plan(JOB.training, cfg, space, [])
     made = searcher(JOB.training, cfg, space, planned, [], tmp_path, 9)
     assert sorted(made.suggest(str(i))["model.side_px"] for i in range(2)) == [32, 48]
+
+
+def test_cells_that_break_a_limit_are_drawn_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MOST_TRIES times, until that is known; it was as often for whoever asked for cells."""
+    texts = {"model.side_px": "grid(64, 32, 48)", "train.lr": "loguniform(1e-4, 1e-2)"}
+    space = limited(texts, most_px=48)
+    cfg = SearchConfig(samples=2, space=texts, start={"train.lr": 5e-3})
+    drawn: list[int] = []
+    draw = Space.draw
+
+    def counted(self: Space, suggest: Any) -> Any:
+        changes = draw(self, suggest)
+        drawn.append(changes["model.side_px"])
+        return changes
+
+    monkeypatch.setattr(Space, "draw", counted)
+    planned = plan(JOB.training, cfg, space, [])
+    assert [one["model.side_px"] for one in planned] == [32, 48] * 2
+    searcher(JOB.training, cfg, space, planned, [], tmp_path, 9)
+    assert starts.unused(cfg, space, starts.of(cfg)) == []
+    assert MOST_TRIES <= drawn.count(64) < MOST_TRIES + 9
+
+
+def test_a_cell_whose_other_models_break_a_limit_is_tried_once() -> None:
+    """Each of its trials was drawn until it was the one that is left: they were copies."""
+    texts = {"train.lr": "grid(1e-3, 1e-2)", "model.side_px": "choice(32, 48, 64)"}
+    cfg = SearchConfig(samples=4, space=texts)
+    planned = plan(JOB.training, cfg, limited(texts, most_px=32), [])
+    assert sorted((one["train.lr"], one["model.side_px"]) for one in planned) == [
+        (1e-3, 32),
+        (1e-2, 32),
+    ]

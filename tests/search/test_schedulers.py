@@ -207,6 +207,7 @@ def test_the_median_of_a_restored_search_is_that_of_all_trials() -> None:
     for trial in (*trials, late := Drawn("d")):
         after.on_trial_add(None, trial)
     assert reports(after, late, 0.1) == "STOP"
+    assert reports(after, trials[0], 0.8) and state == kept.get_state(), "it is read only"
     assert not tune_schedulers.memory(scheduled(job(scheduler="hyperband")))
 
 

@@ -540,7 +540,6 @@ def test_a_few_trials_that_cannot_be_drawn_cost_only_themselves(
 def test_no_trial_of_a_finite_space_repeats_another_one(caplog: pytest.LogCaptureFixture) -> None:
     """A budget planned 2,000 trials of two combinations, with the same weights."""
     texts = {"train.schedule": "choice(cosine, constant)", "model.dropout": "choice(0.0, 0.2, 0.5)"}
-    space = parse.parse(texts, JOB.training)
     start = {"model.dropout": 0.5}
     asked = {"start": start, "starts": ({"train.schedule": "cosine"}, start)}
 
@@ -552,18 +551,54 @@ def test_no_trial_of_a_finite_space_repeats_another_one(caplog: pytest.LogCaptur
         return len({str(sorted(trial.items())) for trial in trials})
 
     many = tried(300, **asked)
-    assert space.is_finite and different(many) == len(many) == 6
+    assert different(many) == len(many) == 6
     assert "294 of 300 trials are left out" in caplog.text
     assert many[0]["model.dropout"] == 0.5, "starts come first"
     # Others are drawn in the place of copies.
     assert different(tried(5)) == len(tried(5)) == 5
     assert tried(300, **asked) == many, "the same after a kill"
-    # Where copies are asked for, or become different, or cannot be, all is as it was.
+    # Where copies become different, or there are none, all is as it was.
     assert len(tried(300, scheduler="pbt")) == len(tried(300, searcher="tpe")) == 300
-    crossed = {"train.schedule": "grid(cosine, constant)", "model.dropout": "choice(0.0, 0.2)"}
-    assert len(tried(9, crossed)) == 18
     endless = {"train.lr": "loguniform(1e-4, 1e-2)", "model.dropout": "choice(0.0, 0.2)"}
-    assert len(tried(99, endless)) == 99 and not parse.parse(endless, JOB.training).is_finite
+    assert len(tried(99, endless)) == 99
+
+
+@pytest.mark.usefixtures("heard")
+def test_no_trial_of_a_grid_repeats_another_one(caplog: pytest.LogCaptureFixture) -> None:
+    """By default each cell was trained 16 times, with the same weights."""
+
+    def tried(samples: int, texts: dict[str, str], **more: Any) -> list[tuple[Any, ...]]:
+        cfg = SearchConfig(samples=samples, space=texts, **more)
+        space = parse.parse(texts, JOB.training)
+        planned = plan(JOB.training, cfg, space, [])
+        assert len(planned) <= tune_searchers.number_of(cfg, space)
+        return [tuple(str(trial.get(name)) for name in texts) for trial in planned]
+
+    grid = {"train.lr": "grid(1e-3, 1e-2)", "train.schedule": "grid(cosine, constant)"}
+    once = tried(1, grid)
+    assert len(set(once)) == 4 and "left out" not in caplog.text
+    for searcher in ("random", "tpe"):
+        assert tried(16, grid, searcher=searcher) == once
+        assert "60 of 64 trials are left out" in caplog.text
+        caplog.clear()
+    assert tried(3, grid, scheduler="pbt") == once * 3, "its members change their values"
+    # The same where no other value can be drawn, and with a value that is written twice.
+    assert len(tried(9, {"train.lr": "grid(1e-3, 1e-2)", "model.dropout": "choice(0.2, 0.2)"})) == 2
+    assert len(tried(9, {"train.lr": "grid(1e-3, 1e-2, 1e-2)"})) == 2
+    # Of each cell there are as many as there were, as far as it has so many.
+    few = {"train.lr": "grid(1e-3, 1e-2)", "model.dropout": "choice(0.0, 0.2, 0.5)"}
+    for samples in (2, 3, 9):
+        found = tried(samples, few)
+        assert len(set(found)) == len(found) == 2 * min(samples, 3)
+        assert [rate for rate, _ in found].count("0.01") == min(samples, 3)
+    cells = {
+        "model.mode": "grid(frozen, finetune)",
+        "train.lr": "loguniform(1e-4, 1e-2) if model.mode == 'finetune'",
+    }
+    start = {"train.lr": 0.004}
+    found = tried(6, cells, start=start, starts=({"train.lr": 0.005},))
+    assert [mode for mode, _ in found].count("frozen") == 1 and len(set(found)) == len(found) == 7
+    assert tried(6, cells, searcher="tpe", start=start)[0] == ("frozen", "None")
 
 
 def test_a_space_without_fields_is_no_search() -> None:
@@ -595,7 +630,7 @@ def test_a_branch_that_is_no_grid_is_drawn_in_its_cell() -> None:
     assert len(space.cells) == 3 and {"model.mode": "frozen"} in space.cells
     planned = plan(JOB.training, SearchConfig(samples=2, space=texts), space, [])
     rates = [trial["train.lr"] for trial in planned if trial["model.mode"] == "frozen"]
-    assert len(planned) == 6 and len(set(rates)) == 2
+    assert len(planned) == 4 and len(set(rates)) == 2
     del texts["model.mode"]
     assert parse.parse(texts, JOB.training).cells == [{}]
     # What is drawn in some cells cannot decide how a grid is crossed.

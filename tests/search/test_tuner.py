@@ -260,7 +260,14 @@ def test_automatic_sizes_are_found_for_the_share_of_a_gpu_that_a_trial_has(
 def test_progress_counts_trials_to_the_end(searches: Searches, tmp_path: Path) -> None:
     told: list[tuple[int, int, list[Standing]]] = []
     search(
-        searches(tmp_path, **{"search.scheduler": "none", "train.epochs": 1}),
+        searches(
+            tmp_path,
+            **{
+                "search.scheduler": "none",
+                "search.space": {"train.lr": "grid(1e-6, 1e-5, 1e-3, 1e-2)"},
+                "train.epochs": 1,
+            },
+        ),
         lambda done, total, standings: told.append((done, total, standings)),
     )
     assert told[-1][0] == told[-1][1] == 4 and all(a[0] <= b[0] for a, b in pairwise(told))

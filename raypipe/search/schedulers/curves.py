@@ -63,6 +63,11 @@ class Curve:
         self.epoch = max(self.targets, default=0)
         self.usual = median(self.seconds) if self.seconds else 0.0
 
+    @property
+    def is_lost(self) -> bool:
+        """Had its last epoch no number? Then it is known as infinitely bad."""
+        return self.targets.get(self.epoch) == math.inf
+
     def add(self, epoch: int, target: float, score: float, seconds: float | None) -> None:
         """score: the metric, more is better. seconds: of this epoch, if known.
 

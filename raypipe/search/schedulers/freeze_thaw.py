@@ -27,6 +27,7 @@ Targets are minimised (`curves.target`). The winner is judged by the metric.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
@@ -193,7 +194,7 @@ class FreezeThaw:
     def state(self) -> dict[str, Any]:
         """Everything that was learned; each key is an attribute without its `_`."""
         curves = {
-            name: replace(curve, targets=dict(curve.targets))
+            name: replace(curve, targets=dict(curve.targets), seconds=list(curve.seconds))
             for name, curve in self._curves.items()
         }
         return {
@@ -213,9 +214,9 @@ class FreezeThaw:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Continue from what `state` returned. It stays as it is: reports change a copy."""
         # An older raypipe did not keep `begun`.
-        for name, value in {"begun": state["spent"], **state}.items():
+        for name, value in copy.deepcopy({"begun": state["spent"], **state}).items():
             setattr(self, f"_{name}", value)
         self._known = self._likeness = None
         self._prices = {}
@@ -341,11 +342,14 @@ class FreezeThaw:
         return best
 
     def _has_whole(self) -> bool:
-        """Was a trial trained to its last epoch, or is the best one at the end of its own rule?"""
+        """Was a trial trained to its last epoch, or is the best one at the end of its own rule?
+
+        One that diverged was not, however good it was before: it has no value at its end.
+        """
         usable = [
             (curve.best, curve)
             for name, curve in self._curves.items()
-            if curve.best > -math.inf and name not in self._failed
+            if curve.best > -math.inf and not curve.is_lost and name not in self._failed
         ]
         if any(curve.epoch >= self.max_epochs for _, curve in usable):
             return True

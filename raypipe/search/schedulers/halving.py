@@ -31,6 +31,7 @@ user.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -195,8 +196,8 @@ class Halving:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned."""
-        for name, value in state.items():
+        """Continue from what `state` returned. It stays as it is: reports change a copy."""
+        for name, value in copy.deepcopy(state).items():
             setattr(self, f"_{name}", value)
 
     def _record(self, trial: str, rung: int, score: float) -> None:

@@ -23,6 +23,7 @@ A scheduler that pauses trials has four problems with Tune:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -159,7 +160,7 @@ class Median(MedianStoppingRule):  # type: ignore[misc]
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `state` returned; the trials are added afterwards."""
-        self._before = state
+        self._before = copy.deepcopy(state)
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         super().on_trial_add(tune_controller, trial)

@@ -9,6 +9,7 @@ their suggestions, they use the trial of the random search.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,69 +37,98 @@ def plan(job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier])
     """Every trial of a random search, in order.
 
     The whole grid is run `search.samples` times. The first trial starts from the best earlier
-    trial, or else from `search.start`; those after it from `search.starts`. Of a finite space no
-    trial repeats another one, so there may be fewer.
+    trial, or else from `search.start`; those after it from `search.starts`. All trials have one
+    seed, so equal values would train equal weights: of what has few combinations, no trial repeats
+    another one, and there may be fewer.
 
     Raises ConfigError if the job refuses whatever the space draws.
     """
     seed = job.run.seed
-    cells = _cells(seed, space)
+    cells = space.cells_within_limits
+    turns = _turns(cfg, space)
     trials = []
-    for i in range(cfg.samples * len(cells)):
+    for turn in turns:
         try:
-            trials.append(space.trial(seed, i, cells[i % len(cells)]))
+            trials.append((turn.cell, space.trial(seed, turn.number, cells[turn.cell])))
         except ConfigError:
             # A grid whose cells have each had a trial, or a space that has had one, is none that
             # refuses everything.
             if len(trials) < len(cells):
                 raise
-    if missing := cfg.samples * len(cells) - len(trials):
+    if missing := len(turns) - len(trials):
         log.warning("%d trials are left out: the job refuses nearly all draws", missing)
     begin = [start.trial for start in begun(job, cfg, space, earlier, len(trials))]
-    planned = [*begin, *trials[len(begin) :]]
-    if not _may_repeat(cfg, space):
-        return planned
-    distinct = _distinct(seed, space, planned, cfg.samples)
-    if missing := len(planned) - len(distinct):
+    for at, changes in enumerate(begin):
+        trials[at] = turns[at].cell, changes
+    # A model-based searcher takes others than the planned ones, but for the grid's values.
+    is_drawn = cfg.searcher == "random" and not cfg.populated
+    planned = _distinct(seed, space, trials, cfg.samples) if is_drawn else [t for _, t in trials]
+    all_turns = cfg.samples * len(cells)
+    if copies := all_turns - (len(turns) - len(trials)) - len(planned):
         log.warning(
             "%d of %d trials are left out: search.space has few combinations, and they would "
             "repeat the other %d",
-            missing,
+            copies,
+            copies + len(planned),
             len(planned),
-            len(distinct),
         )
-    return distinct
+    return planned
 
 
-def _may_repeat(cfg: SearchConfig, space: Space) -> bool:
-    """May planned trials repeat others without somebody having asked for it?
+class _Turn(NamedTuple):
+    """A trial to be planned: the number that its draws depend on, and the number of its cell."""
 
-    All trials have one seed, so equal values train equal weights. Of a grid, somebody has said how
-    often it runs. Members of a population change their values. Model-based searchers take others
-    than the planned ones.
+    number: int
+    cell: int
+
+
+def _turns(cfg: SearchConfig, space: Space) -> list[_Turn]:
+    """The whole grid `search.samples` times. A cell that leaves nothing to draw has one trial: the
+    others would be copies, whatever the searcher. Members of a population change their values.
     """
-    is_drawn = cfg.searcher == "random" and not cfg.populated
-    return is_drawn and space.is_finite and not any(field.grid for field in space.fields)
+    cells = space.cells_within_limits
+    again = [cfg.populated or not space.settles(cell) for cell in cells]
+    turns = []
+    for number in range(cfg.samples * len(cells)):
+        cell = number % len(cells)
+        if number < len(cells) or again[cell]:
+            turns.append(_Turn(number, cell))
+    return turns
 
 
-def _distinct(seed: int, space: Space, planned: list[Changes], drawn: int) -> list[Changes]:
-    """As many different trials as were planned, or as a finite space seems to have.
+def _distinct(
+    seed: int, space: Space, planned: list[tuple[int, Changes]], rounds: int
+) -> list[Changes]:
+    """As many different trials of each cell as were planned, or as it seems to have.
 
-    drawn: how many trials have been drawn: those in the place of copies have the next numbers.
+    planned: (the number of the cell, the trial). rounds: how often the grid has been drawn: trials
+    in the place of copies have the next numbers.
     """
+    cells = space.cells_within_limits
     found: dict[str, Changes] = {}
-    for changes in planned:
-        found.setdefault(key_of(changes), changes)
-    copies = 0  # in a row
-    for i in range(drawn, drawn + MOST_TRIES):
-        if len(found) == len(planned) or copies == TRIES:
-            break
-        try:
-            changes = space.trial(seed, i)
-        except ConfigError:
-            break  # it took as many tries as one may
-        copies = copies + 1 if key_of(changes) in found else 0
-        found.setdefault(key_of(changes), changes)
+    lacking: Counter[int] = Counter()  # by cell: trials in the place of copies
+    for cell, changes in planned:
+        key = key_of(changes)
+        if key in found:
+            lacking[cell] += 1
+        found.setdefault(key, changes)
+    copies: Counter[int] = Counter()  # by cell: draws in a row
+    for i in range(rounds, rounds + MOST_TRIES):
+        lacking = +lacking  # without those that have all
+        for cell in lacking:
+            try:
+                changes = space.trial(seed, i * len(cells) + cell, cells[cell])
+            except ConfigError:
+                lacking[cell] = 0  # it took as many tries as one may
+                continue
+            if key_of(changes) not in found:
+                found[key_of(changes)] = changes
+                lacking[cell] -= 1
+                copies[cell] = 0
+                continue
+            copies[cell] += 1
+            if copies[cell] == TRIES:
+                lacking[cell] = 0
     return list(found.values())
 
 
@@ -119,7 +149,7 @@ def begun(
 ) -> list[Start]:
     """The first of `total` trials: values that are known to be good, where the space has them."""
     seed = job.run.seed
-    cells = _cells(seed, space)
+    cells, turns = space.cells_within_limits, _turns(cfg, space)
     known = {EARLIER: earlier[0].keyed} if earlier else {}
     for place, start in enumerate((cfg.start or {}, *(cfg.starts or ()))):
         known[place] = space.keyed(start)
@@ -130,33 +160,17 @@ def begun(
             continue
         # This job may refuse what another job's trial was, or what a portfolio has.
         with suppress(ConfigError):
-            cell = cells[at % len(cells)]
+            cell = cells[turns[at].cell]
             whole = keyed | cell if at else _first(seed, space, keyed, cell)
-            taken.append(Start(place, keyed, space.trial(seed, at, whole, TRIES)))
+            trial = space.trial(seed, turns[at].number, whole, TRIES)
+            taken.append(Start(place, keyed, trial))
     return taken
 
 
 def number_of(cfg: SearchConfig, space: Space) -> int:
-    """How many trials the search has. Raises ConfigError if search.limits bar all of its grid."""
-    return cfg.samples * len(_cells(space.job.run.seed, space))
-
-
-def _cells(seed: int, space: Space) -> list[Changes]:
-    """The grid's cells, without those whose models break a limit."""
-    if space.barred is None or space.cells == [{}]:
-        return space.cells
-    kept = []
-    for cell in space.cells:
-        with suppress(ConfigError):
-            space.trial(seed, 0, cell)
-            kept.append(cell)
-    if not kept:
-        raise ConfigError(
-            "No combination of the grid in search.space is within search.limits",
-            got=f"{len(space.cells)} combinations",
-            fix="Add a smaller model.side_px or model.name to the grid, or raise the limit",
-        )
-    return kept
+    """How many trials the search has, at most. Raises ConfigError if search.limits bar all of its
+    grid."""
+    return len(_turns(cfg, space))
 
 
 def _first(seed: int, space: Space, start: Changes, cell: Changes) -> Changes:

@@ -16,10 +16,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import field as field_
 from dataclasses import replace as replaced
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from raypipe.config import replace
@@ -244,6 +245,43 @@ class Space:
             cells = extended
         return [by_key for _, by_key in cells]
 
+    @cached_property
+    def cells_within_limits(self) -> list[Changes]:
+        """`cells`, without those whose models break a limit.
+
+        Kept, because such a cell is drawn MOST_TRIES times until it is known. Raises ConfigError if
+        there is no other one.
+        """
+        if self.barred is None or self.cells == [{}]:
+            return self.cells
+        kept = []
+        for cell in self.cells:
+            with suppress(ConfigError):
+                self.trial(self.job.run.seed, 0, cell)
+                kept.append(cell)
+        if not kept:
+            raise ConfigError(
+                "No combination of the grid in search.space is within search.limits",
+                got=f"{len(self.cells)} combinations",
+                fix="Add a smaller model.side_px or model.name to the grid, or raise the limit",
+            )
+        return kept
+
+    def settles(self, cell: Changes) -> bool:
+        """Has a trial of this cell of the grid nothing left to draw?"""
+        free: list[str] = []
+
+        def suggest(key: str, sampler: Sampler) -> Any:
+            if key in cell:
+                return cell[key]
+            values = sampler.finite
+            if values is None or any(value != values[0] for value in values):
+                free.append(key)
+            return sampler.at(0.0)
+
+        self.draw(suggest)
+        return not free
+
     def _extended(
         self, field: Field, by_field: Changes, by_key: Changes
     ) -> list[tuple[Changes, Changes]]:
@@ -265,12 +303,6 @@ class Space:
                 for branch in field.branches:
                     values.extend(branch.sampler.finite or ())
         return values
-
-    @property
-    def is_finite(self) -> bool:
-        """Has each field a few values? Then trials may repeat each other."""
-        branches = [branch for field in self.fields for branch in field.branches]
-        return all(branch.sampler.finite is not None for branch in branches)
 
     @property
     def most_epochs(self) -> int:
