@@ -52,7 +52,10 @@ class Forecast:
     """Seconds to fit heads again, on validation images too; 0: there is nothing to fit."""
 
     shifted: int = 0
-    """Shifted copies that are wanted."""
+    """Shifted copies that are wanted, of images that a trial or a head has not learned."""
+
+    shifted_again: int = 0
+    """The same of a refit, which has learned from validation."""
 
     least_shifted: int = 0
     """Shifted copies of which fewer are of no use."""
@@ -105,6 +108,10 @@ class Forecast:
         if self._measured(speed) is None and self.embedded_per_s:
             return 0.0  # these images were read and decoded, too
         return budget.uncovered_s(budget.READ * self.image_s / self.views, prediction_s)
+
+    def copies(self, refit: bool) -> int:
+        """Shifted copies that are wanted. refit: the model is one."""
+        return self.shifted_again if refit else self.shifted
 
     def network_per_s(self, model: ModelConfig) -> float:
         """Images a second, of one view each, through the network of this model in this process.
@@ -160,7 +167,7 @@ class Forecast:
             start_s,
             trials,
             rate,
-            shifted=0 if waits else self.views * self.shifted,
+            shifted=0 if waits else self.views * self.copies(refit),
             least_shifted=self.views * self.least_shifted,
             most_shifted_s=budget.SHIFTED * budget_s,
             others_s=others_s,

@@ -21,8 +21,11 @@ from hypothesis import strategies as st
 from raypipe.config import load, validate
 from raypipe.config import replace as changed
 from raypipe.errors import ConfigError, RaypipeError
+from raypipe.feed.dataset import Pinned
 from raypipe.files import LOCK
 from raypipe.job import Job
+from raypipe.models.severity import LEAST_VALIDATION
+from raypipe.models.tasks import Task
 from raypipe.models.zoo import ModelConfig
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.search import budget, networks, variants
@@ -434,6 +437,54 @@ def test_in_a_short_budget_shifted_copies_get_what_an_ensemble_and_a_refit_leave
         # They are made if there is time: see in_time.ending.
         assert after.least_shifted_s == during.least_shifted_s
         assert after.fit_s == during.fit_s
+
+
+def begun(
+    monkeypatch: pytest.MonkeyPatch, counts: dict[str, int], *settings: str, budget_s: float = 90.0
+) -> tuple[Ledger, Clock]:
+    """The ledger of `raypipe tune` on a table with so many images of each split."""
+    monkeypatch.setattr(in_time, "_image_s", lambda job, pinned: 0.0)
+    monkeypatch.setattr(in_time, "_has_more_threads", lambda job: True)
+    job = load(Job, None, ["table.uri=t", "search.preset=fast", *settings])
+    none, task = cast(Any, None), Task("single_label", ("a", "b"))
+    pinned = Pinned(none, none, {}, task, counts, frozenset(counts), none)
+    made, clock = ledger(budget_s)
+    in_time.begin(job, pinned, made)
+    return made, clock
+
+
+def test_copies_of_which_no_estimate_can_come_are_not_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 27 validation images none can: 19 s of 90 were kept for them, and trials began late or
+    not at all. And the result said that there had been no time."""
+
+    def copies(val: int, test: int, *settings: str) -> tuple[int, int]:
+        counts = {"train": 219, "val": val, "test": test}
+        forecast = begun(monkeypatch, counts, *settings)[0].forecast
+        return forecast.copies(refit=False), forecast.copies(refit=True)
+
+    least = LEAST_VALIDATION
+    assert copies(27, 34) == (0, 0) and copies(least - 1, least) == (0, 9 * least)
+    assert copies(500, 500) == (1800, 1800) and copies(150, 34) == (1350, 0)
+    # Who learns validation, or test images, is asked about others, or about none.
+    assert copies(500, 300, "feed.train=val", "search.refit=null") == (1800, 0)
+    assert copies(500, 300, "feed.val=train")[0] == 1800
+    assert copies(500, 300, "feed.test=val") == (1800, 0)
+    assert copies(500, 300, "model.task=multi_label") == (0, 0)
+    assert copies(500, 300, "registry.severity_images=0") == (0, 0)
+
+    # A search of a busy host: its end took 23 s, and 39 were planned.
+    made, clock = begun(monkeypatch, {"train": 219, "val": 27, "test": 34})
+    clock.now += 18.2
+    made.started()
+    made.forecast.trials_ended = True
+    made.forecast.others = made.forecast.combined = made.forecast.chosen = 0
+    head = Speed("first-answer-2", 1, 48, 262.0, 270.0)
+    planned = made.ending(3, head)
+    assert planned.seconds == planned.least_s and 19 < planned.seconds < 21
+    made.forecast.shifted = 1800
+    assert 38 < made.ending(3, head).seconds < 40
 
 
 def ended(trial: Trial, model: ModelConfig, plan: Any) -> Any:
