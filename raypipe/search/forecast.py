@@ -7,7 +7,7 @@ asks when trials have to end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from raypipe.models.zoo import ModelConfig
@@ -36,8 +36,11 @@ class Forecast:
     judged_images: int | None = None
     """Images of a split that judge the model, at most; None: all."""
 
+    validation: int = 0
+    """Validation images; 0: not known."""
+
     combined: int = 0
-    """Predictions by single trials that the choice of an ensemble still needs."""
+    """Predictions by single trials that the choice of an ensemble still needs, at most."""
 
     chosen: int = 0
     """Predictions by the ensemble itself that its choice still needs."""
@@ -60,6 +63,9 @@ class Forecast:
     least_shifted: int = 0
     """Shifted copies of which fewer are of no use."""
 
+    heads_alone: bool = False
+    """Does no trial begin?"""
+
     trials_ended: bool = False
     """What follows is an ensemble, a refit or the end."""
 
@@ -72,6 +78,10 @@ class Forecast:
     works_per_s: float | None = None
     """Images a second through efficientnet_lite0 at 224 px (work 1 in contenders.py), in this
     process; None: not measured."""
+
+    trial_per_s: float | None = None
+    """Images a second through the slowest network that a trial may have, by `works_per_s`; None:
+    not known."""
 
     time_network: Callable[[ModelConfig], float] = _untimed
     """Times a network on the CPUs of this process: images a second, of one view; 0: it cannot."""
@@ -95,7 +105,8 @@ class Forecast:
         measured = self._measured(speed)
         if measured is not None:
             return measured
-        return self.embedded_per_s or self.works_per_s or budget.GUESSED_IMAGES_PER_S
+        known = self.embedded_per_s or self.trial_per_s or self.works_per_s
+        return known or budget.GUESSED_IMAGES_PER_S
 
     def _measured(self, speed: Speed | None) -> float | None:
         """Images a second of the trial's own network; None: nobody has measured it."""
@@ -112,6 +123,18 @@ class Forecast:
     def copies(self, refit: bool) -> int:
         """Shifted copies that are wanted. refit: the model is one."""
         return self.shifted_again if refit else self.shifted
+
+    def _asked(self, trials: int) -> int:
+        """Predictions by single trials that the choice of an ensemble still needs. What heads say
+        is there, and a trial is asked by a soup and by an ensemble."""
+        return min(self.combined, 2 * trials * (self.validation or self.combined))
+
+    def slowest_of(self, models: Iterable[ModelConfig]) -> None:
+        """Trials may have these networks: so none is slower."""
+        found = list(models)
+        # One of unknown work would have to be timed, at each of its sides.
+        if self.works_per_s and found and all(contenders.is_known(one.name) for one in found):
+            self.trial_per_s = min(map(self.network_per_s, found))
 
     def network_per_s(self, model: ModelConfig) -> float:
         """Images a second, of one view each, through the network of this model in this process.
@@ -155,7 +178,7 @@ class Forecast:
         most = budget.judged_images(budget_s, 1 / judging_s, self.views, wanted)
         splits = (self.tests,) if refit and self.tests else self.splits
         judged = self.views * sum(min(most, images) for images in splits)
-        choosing_s = self.combined / rate + self.views * self.chosen * judging_s
+        choosing_s = self._asked(trials) / rate + self.views * self.chosen * judging_s
         if self.combined:
             choosing_s = max(budget.LEAST_CHOOSING_S, choosing_s)
         between_s = min(budget.CHOOSING * budget_s, choosing_s)
@@ -174,4 +197,5 @@ class Forecast:
             reading_s=reading_s,
             between_s=between_s,
             answer_s=self.answer_s,
+            heads_alone=self.heads_alone,
         )

@@ -244,10 +244,13 @@ def _search_into(
         spare = [one for one in spare if data_key(replace(job, one)) in read_for]
     total = len(planned)
     first = opening.answer(job, cfg, pinned, folder, progress, total, ledger)
+    arrays = candidates(cfg, space, planned)
+    ledger.forecast.slowest_of(replace(job, changes).model for changes in arrays)
     # Every array that a trial may need is in the object store before the first one starts.
     is_answered = any(trial.checkpoint is not None for trial in first.trials)
 
     def end_with_it(why: str) -> None:
+        ledger.forecast.heads_alone = True
         if cfg.soup > 1:
             ledger.notes.append("No soup: no trial has begun")
 
@@ -270,7 +273,7 @@ def _search_into(
     no_time = False
     try:
         with ledger.reading(is_answered):
-            read = prepare_data(job, pinned, candidates(cfg, space, planned))
+            read = prepare_data(job, pinned, arrays)
         # What a first answer embeds is no part of this time.
         ledger.trials_begin(embedded_here(read))
     except TooShort:

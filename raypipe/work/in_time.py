@@ -58,6 +58,7 @@ def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
     forecast.splits = tuple(pinned.counts[split] for split in {job.feed.val, job.feed.test})
     forecast.tests = pinned.counts[job.feed.test]
     forecast.views = job.model.views
+    forecast.validation = pinned.counts[job.feed.val]
     if job.search.ensemble > 1:
         # It takes as long as its members, and its candidates predict validation images.
         forecast.others = job.search.ensemble - 1
@@ -285,7 +286,11 @@ def _refitted_alone(
     # A finished one is only read, which a rerun or another terminal has always time for: else it
     # would register what this refit was better than.
     is_done = kept_refits.is_done(job, found)
-    ledger.plan("refit", 0.0 if is_done else min(left_s, planned.seconds), planned.why)
+    takes_s = planned.seconds
+    if found.job.train.solver != "steps":
+        # A head is fitted once, whatever is left for it.
+        takes_s = budget.again_s([found.trials[0].seconds])
+    ledger.plan("refit", 0.0 if is_done else min(left_s, takes_s), planned.why)
     try:
         with _within(None if is_done else left_s):
             changes = {
@@ -427,7 +432,6 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None, flo
     expected = ledger.ending(len(found.trials), speed, refit=found.refitted)
     if speed is not None and leads:
         expected = expected.at(found.job.model.pixels / speed.side_px)
-    ledger.plan("ending", expected.seconds, str(expected))
     rate, registry = 1 / expected.judging_s, plan.job.registry
     # A refit has learned from validation.
     splits = (forecast.tests,) if found.refitted and forecast.tests else forecast.splits
@@ -450,9 +454,10 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None, flo
     copies = forecast.copies(found.refitted)
     if copies and left_s < expected.least_shifted_s:
         # None is made. The user's number of images stays, or the package would call it the reason.
-        until_s = 0.0
+        until_s, expected = 0.0, with_(expected, shifted=0)
     elif copies:
         changes["registry.severity_s"] = min(registry.severity_s, left_s)
+    ledger.plan_ending(expected)
     plan = with_(plan, job=replace(plan.job, changes)) if changes else plan
     now = time.monotonic()
     # A run in a file takes milliseconds. A server may take a second for one.
