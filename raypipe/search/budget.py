@@ -21,6 +21,7 @@ Everything here is arithmetic on given seconds. ledger.py holds the clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -68,6 +69,9 @@ TRIAL_S, OF_TRIAL = 0.06, 0.01
 # already, create it, its parameters, inputs, epochs and costs, end it. The model has a run too, and
 # pages, files, a version, an alias and test metrics: about fifty, counted by reading the code.
 QUESTIONS, QUESTIONS_OF_MODEL = 7, 50
+# The trials' runs there get at most this part of the budget: with a second for an answer each trial
+# would take eight from those that come. Where it is over, trials are left out (in_time.ending).
+RECORDED = 0.15
 # What comes after the trials' runs, beside these questions and the cluster's end: the package is
 # copied, and the page is written.
 REGISTERED_S = 2.0
@@ -169,6 +173,9 @@ class Ending:
     answer_s: float = 0.0
     """What a question to MLflow's server takes; 0: its store is a file."""
 
+    most_recorded_s: float = math.inf
+    """What the trials' runs on this server may take at most."""
+
     heads_alone: bool = False
     """Does no trial begin? Heads count as trials otherwise."""
 
@@ -213,7 +220,8 @@ class Ending:
         if not self.heads_alone:
             fixed_s += SLOWER * max(0.0, self.start_s - USUAL_START_S)
         fixed_s += max(TRIAL_S, OF_TRIAL * self.start_s) * self.trials
-        fixed_s += self.answer_s * (QUESTIONS_OF_MODEL + QUESTIONS * self.trials)
+        fixed_s += self.answer_s * QUESTIONS_OF_MODEL
+        fixed_s += min(self.most_recorded_s, self.answer_s * QUESTIONS * self.trials)
         return fixed_s * (1 + ENDING_MARGIN)
 
     @property

@@ -197,5 +197,6 @@ class Forecast:
             reading_s=reading_s,
             between_s=between_s,
             answer_s=self.answer_s,
+            most_recorded_s=budget.RECORDED * budget_s,
             heads_alone=self.heads_alone,
         )

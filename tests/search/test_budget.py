@@ -221,6 +221,15 @@ def test_a_server_far_away_gets_the_time_that_trials_take_there() -> None:
         one = replace(far, trials=trials)
         assert one.after_runs_s < one.fixed_s
 
+    # Which trials get a run there, its clock says: far more trials would else get no time at all.
+    def slow(trials: int) -> float:
+        return ledger(600.0, start_s=8.0, answer_s=1.0)[0].ending(trials, SPEED).fixed_s
+
+    more_s = slow(10) - slow(1) - (1 + budget.ENDING_MARGIN) * 9 * 0.08
+    assert more_s == pytest.approx((1 + budget.ENDING_MARGIN) * 9 * budget.QUESTIONS)
+    most_s = (1 + budget.ENDING_MARGIN) * (budget.RECORDED * 600 + 100 * 0.08)
+    assert slow(100) - slow(0) == pytest.approx(most_s)
+
 
 def test_images_that_take_long_to_read_are_planned_with() -> None:
     """With photos of 12 megapixels in an object store the end was a minute late."""
