@@ -75,6 +75,12 @@ RECORDED = 0.15
 # What comes after the trials' runs, beside these questions and the cluster's end: the package is
 # copied, and the page is written.
 REGISTERED_S = 2.0
+# A package that goes to a store elsewhere, over a line of 20 Mbit/s: before anything was measured.
+# A guess gets at most a part of the budget, because most lines are faster. A rate that was noted in
+# an earlier upload gets what it takes (registry/uploads.py).
+GUESSED_MB_PER_S, GUESSED_UPLOAD = 2.5, 0.1
+# What a package has beside its weights: the reference of drift checks, raypipe's own code, pages.
+BESIDE_WEIGHTS_MB = 4.0
 # A forward pass of EfficientNet-Lite0 at 224 px on one core: before anything was measured.
 GUESSED_IMAGES_PER_S = 40.0
 # An image that judges is read and decoded, and half of them once more for what they look like
@@ -176,6 +182,9 @@ class Ending:
     most_recorded_s: float = math.inf
     """What the trials' runs on this server may take at most."""
 
+    upload_s: float = 0.0
+    """What the package takes to stores elsewhere; 0: all of them are disks of this machine."""
+
     heads_alone: bool = False
     """Does no trial begin? Heads count as trials otherwise."""
 
@@ -222,22 +231,24 @@ class Ending:
         fixed_s += max(TRIAL_S, OF_TRIAL * self.start_s) * self.trials
         fixed_s += self.answer_s * QUESTIONS_OF_MODEL
         fixed_s += min(self.most_recorded_s, self.answer_s * QUESTIONS * self.trials)
+        fixed_s += self.upload_s
         return fixed_s * (1 + ENDING_MARGIN)
 
     @property
     def after_runs_s(self) -> float:
         """What of it comes after the trials' runs in MLflow."""
         asking_s = self.answer_s * QUESTIONS_OF_MODEL
-        return REGISTERED_S + asking_s + closing_s(self.start_s)
+        return REGISTERED_S + asking_s + self.upload_s + closing_s(self.start_s)
 
     def at(self, larger: float) -> Ending:
         """The same, for pictures so many times as large on a side."""
         return replace(self, images_per_s=self.images_per_s / larger**2)
 
     def __str__(self) -> str:
+        sent = f", upload {self.upload_s:.1f} s" if self.upload_s else ""
         return (
             f"{self.judged:,} images at {1 / self.judging_s:.0f}/s, {self.trials} trials, "
-            f"start {self.start_s:.1f} s"
+            f"start {self.start_s:.1f} s{sent}"
         )
 
 
@@ -267,6 +278,14 @@ def judged_images(
 def uncovered_s(reading_s: float, prediction_s: float) -> float:
     """What has to be planned beside a prediction to read its image, beyond the margin."""
     return max(0.0, reading_s - max(COVERED * prediction_s, COVERED_S))
+
+
+def upload_s(mb: float, mb_per_s: Sequence[float | None], budget_s: float) -> float:
+    """What so many MB of weights take to stores elsewhere. mb_per_s: of each; None: not known."""
+    mb += BESIDE_WEIGHTS_MB
+    measured_s = sum(mb / rate for rate in mb_per_s if rate)
+    guessed_s = mb / GUESSED_MB_PER_S * sum(1 for rate in mb_per_s if not rate)
+    return measured_s + min(GUESSED_UPLOAD * budget_s, guessed_s)
 
 
 def closing_s(start_s: float) -> float:

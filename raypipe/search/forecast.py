@@ -96,6 +96,15 @@ class Forecast:
     answer_s: float = 0.0
     """Seconds that MLflow's server takes for a question; 0: its store is a file."""
 
+    uploads: tuple[float | None, ...] = ()
+    """Of each store elsewhere that gets the package, MB a second; None: not known."""
+
+    weights_mb: float = 0.0
+    """MB of the weights of the model, or of a trial."""
+
+    heads_mb: float = 0.0
+    """MB of the heads that an ensemble may have, with their backbones."""
+
     embedded_per_s: float | None = None
     """Images a second through the trials' frozen backbone, as far as this process takes part in it;
     None: not measured."""
@@ -184,6 +193,10 @@ class Forecast:
         between_s = min(budget.CHOOSING * budget_s, choosing_s)
         if speed is not None:
             between_s += self.again_s  # before, a refit is not yet planned with
+        upload_s = 0.0
+        if self.uploads:
+            mb = (1 + others) * self.weights_mb + self.heads_mb
+            upload_s = budget.upload_s(mb, self.uploads, budget_s)
         waits = self.trials_ended and budget_s < budget.SHORT_S
         return Ending(
             judged,
@@ -198,5 +211,6 @@ class Forecast:
             between_s=between_s,
             answer_s=self.answer_s,
             most_recorded_s=budget.RECORDED * budget_s,
+            upload_s=upload_s,
             heads_alone=self.heads_alone,
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace as with_
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -25,6 +26,7 @@ from raypipe.images import shifts
 from raypipe.job import Job
 from raypipe.models.severity import LEAST_VALIDATION
 from raypipe.models.zoo import ModelConfig
+from raypipe.registry import uploads
 from raypipe.registry.tracking import LEAST_COPIED
 from raypipe.search import budget, networks, refit, refit_together, variants
 from raypipe.search.budget import Ending, Refit, Speed
@@ -54,6 +56,8 @@ def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
     if ledger.budget_s is not None:  # nobody plans without one
         forecast.time_network = partial(_network_per_s, classes=len(pinned.classes))
         forecast.image_s = _image_s(job, pinned)
+        if forecast.uploads:
+            forecast.weights_mb = _weights_mb(job.model, len(pinned.classes))
     forecast.has_more_threads = _has_more_threads(job.training)
     forecast.splits = tuple(pinned.counts[split] for split in {job.feed.val, job.feed.test})
     forecast.tests = pinned.counts[job.feed.test]
@@ -90,6 +94,16 @@ def _copies(job: Job, pinned: Pinned, learns: str) -> int:
     return min(images, job.registry.severity_images) * len(shifts.KINDS)
 
 
+def _weights_mb(model: ModelConfig, classes: int) -> float:
+    """MB of the weights of a trial; 0: it cannot be built here."""
+    try:
+        return variants.weights_mb(model, classes)
+    # Of a library, or of a user's own code. An estimate ends no search.
+    except Exception as e:
+        log.info("How large %s is cannot be said: %s", model.name, one_line(e))
+        return 0.0
+
+
 def _image_s(job: Job, pinned: Pinned) -> float:
     """Seconds in which a validation image is read and decoded; 0: not known."""
     try:
@@ -122,6 +136,9 @@ def _expect(found: SearchResult, members: Sequence[Trial], ledger: Ledger) -> Sp
     forecast = ledger.forecast
     forecast.others = forecast.combined = forecast.chosen = 0
     forecast.trials_ended = True
+    if forecast.uploads:
+        # Of an ensemble it is that of all members.
+        forecast.weights_mb, forecast.heads_mb = uploads.mb_of(Path(found.best.checkpoint)), 0.0
     # By place: a soup stands there as its best trial, which may be a member besides.
     models = {str(place): found.models[trial.name] for place, trial in enumerate(members)}
     measured = {str(place): speed_of(found, trial.name) for place, trial in enumerate(members)}

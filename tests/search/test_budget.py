@@ -231,6 +231,39 @@ def test_a_server_far_away_gets_the_time_that_trials_take_there() -> None:
     assert slow(100) - slow(0) == pytest.approx(most_s)
 
 
+def test_the_upload_of_a_package_is_planned_with() -> None:
+    """Over a line of 4 Mbit/s a package of 36 MB came 80 s after the budget."""
+
+    def planned(*mb_per_s: float | None, budget_s: float = 600.0, **more: Any) -> Ending:
+        made, _ = ledger(budget_s, start_s=8.0, uploads=mb_per_s, weights_mb=36.0, **more)
+        return made.ending(3, SPEED)
+
+    here, far = planned(), planned(0.5)
+    assert here.upload_s == 0 and far.upload_s == 80.0
+    assert far.seconds - here.seconds == pytest.approx(80 * (1 + budget.ENDING_MARGIN))
+    assert far.after_runs_s - here.after_runs_s == 80.0
+    assert "upload 80.0 s" in str(far) and "upload" not in str(here)
+    # To artifacts.uri, too; of an ensemble all networks go.
+    assert planned(0.5, 4.0).upload_s == 90.0
+    assert planned(0.5, heads_mb=20.0).upload_s == 120.0
+    assert planned(0.5, others=4).upload_s == 80.0 + 2 * 72.0
+    # What is only guessed takes no more than its part: most lines are faster.
+    assert planned(None).upload_s == 40.0 / budget.GUESSED_MB_PER_S
+    assert planned(None, budget_s=90.0).upload_s == budget.GUESSED_UPLOAD * 90
+    assert planned(None, 0.5, budget_s=90.0).upload_s == 80 + budget.GUESSED_UPLOAD * 90
+
+
+def test_of_a_finished_search_the_weights_are_weighed(tmp_path: Path) -> None:
+    metrics = {"images_per_s": 100.0, "step_s": 0.3, "forward_s": 0.1}
+    trial = Trial("trial-0", {}, 0.9, 3, False, (metrics,), "somewhere")
+    found = ended(trial, ModelConfig(mode="finetune", side_px=128), None)
+    found.best = SimpleNamespace(checkpoint=str(tmp_path))
+    (tmp_path / "weights").write_bytes(bytes(3_000_000))
+    made, _ = ledger(600.0, uploads=(1.0,), weights_mb=70.0, heads_mb=9.0)
+    made.ending(1, in_time._expect(found, [trial], made))
+    assert made.ending(1, SPEED).upload_s == 3.0 + budget.BESIDE_WEIGHTS_MB
+
+
 def test_images_that_take_long_to_read_are_planned_with() -> None:
     """With photos of 12 megapixels in an object store the end was a minute late."""
 
