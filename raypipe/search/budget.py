@@ -35,8 +35,9 @@ CLOSING = 0.5
 # After trials, a host that is slow to start is slower still: what reads the last images starts new
 # processes, beside those of trials that end. With starts of 7 to 10 s the end took less than was
 # planned. With 16 to 18 s, on a host that was full, it took six seconds more in two of three
-# searches, and what was kept for shifted copies paid for that.
-USUAL_START_S, SLOWER = 10.0, 1.0
+# searches, and what was kept for shifted copies paid for that. No more than was seen: a disk far
+# away makes a start slow, and nothing after it.
+USUAL_START_S, MOST_SLOWER_S = 10.0, 8.0
 # Shifted copies (train/shifted.py) get so much of the budget at most, and the images of validation
 # and test so much. Where that is less than all of them, they are sampled.
 SHIFTED, JUDGED = 0.08, 0.25
@@ -227,7 +228,7 @@ class Ending:
         """Without any image: package, MLflow, the page, the cluster's end."""
         fixed_s = max(FLOOR_S, START * self.start_s)
         if not self.heads_alone:
-            fixed_s += SLOWER * max(0.0, self.start_s - USUAL_START_S)
+            fixed_s += min(MOST_SLOWER_S, max(0.0, self.start_s - USUAL_START_S))
         fixed_s += max(TRIAL_S, OF_TRIAL * self.start_s) * self.trials
         fixed_s += self.answer_s * QUESTIONS_OF_MODEL
         fixed_s += min(self.most_recorded_s, self.answer_s * QUESTIONS * self.trials)

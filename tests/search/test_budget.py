@@ -570,11 +570,14 @@ def test_a_host_that_is_slow_to_start_is_slower_still_after_trials() -> None:
     assert quiet.fixed_s == replace(quiet, heads_alone=True).fixed_s
     more_s = full.fixed_s - replace(full, heads_alone=True).fixed_s
     assert more_s == pytest.approx(6.3 * (1 + budget.ENDING_MARGIN))
+    slowest = replace(ENDING, start_s=60.0)
+    more_s = slowest.fixed_s - replace(slowest, heads_alone=True).fixed_s
+    assert more_s == pytest.approx(budget.MOST_SLOWER_S * (1 + budget.ENDING_MARGIN))
     # Where time is left for heads alone, they get it.
     made, _ = ledger(90.0, start_s=16.3)
     left_s, heads_s = made.left_s(1, None), made.left_for_heads_s(40.0)
     assert left_s is not None and heads_s is not None
-    assert heads_s - left_s == pytest.approx(more_s)
+    assert heads_s - left_s == pytest.approx(6.3 * (1 + budget.ENDING_MARGIN))
 
 
 def ended(trial: Trial, model: ModelConfig, plan: Any) -> Any:
