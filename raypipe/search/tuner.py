@@ -244,8 +244,6 @@ def _search_into(
         spare = [one for one in spare if data_key(replace(job, one)) in read_for]
     total = len(planned)
     first = opening.answer(job, cfg, pinned, folder, progress, total, ledger)
-    arrays = candidates(cfg, space, planned)
-    ledger.forecast.slowest_of(replace(job, changes).model for changes in arrays)
     # Every array that a trial may need is in the object store before the first one starts.
     is_answered = any(trial.checkpoint is not None for trial in first.trials)
 
@@ -270,6 +268,8 @@ def _search_into(
     if why is not None:
         end_with_it(why)
         return
+    arrays = candidates(cfg, space, planned)
+    ledger.forecast.slowest_of(replace(job, changes).model for changes in arrays)
     no_time = False
     try:
         with ledger.reading(is_answered):
