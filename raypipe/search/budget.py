@@ -34,9 +34,9 @@ START = 0.9
 CLOSING = 0.5
 # After trials, a host that is slow to start is slower still: what reads the last images starts new
 # processes, beside those of trials that end. With starts of 7 to 10 s the end took less than was
-# planned. With 16 to 18 s, on a host that was full, it took six seconds more in two of three
-# searches, and what was kept for shifted copies paid for that. No more than was seen: a disk far
-# away makes a start slow, and nothing after it.
+# planned. With 16 to 18 s, on a host that was full, it took three seconds more in two of three
+# searches, and then came the cluster's end: what was kept for shifted copies paid for that. Eight
+# are a guess from these three; a disk far away makes a start slow, and nothing after it.
 USUAL_START_S, MOST_SLOWER_S = 10.0, 8.0
 # Shifted copies (train/shifted.py) get so much of the budget at most, and the images of validation
 # and test so much. Where that is less than all of them, they are sampled.
