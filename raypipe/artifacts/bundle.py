@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,16 @@ def expanded(files: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def upload(
-    store: Objects, place: str, files: Mapping[str, Path], facts: Mapping[str, Any]
+    store: Objects,
+    place: str,
+    files: Mapping[str, Path],
+    facts: Mapping[str, Any],
+    timed: Callable[[float, float], None] = lambda mb, seconds: None,
 ) -> list[str]:
     """Bring the files to RUN-NAME/KEY (`place`), then the manifest.
 
-    facts: what the manifest says beside its files. Returns the files that exist neither here nor
+    facts: what the manifest says beside its files. timed: takes how many MB were sent, and the
+    seconds. Returns the files that exist neither here nor
     there; the manifest names them as `missing`. Raises DataError if the store fails, and OSError
     for a file that cannot be read; a later call sends what is missing.
     """
@@ -77,11 +83,13 @@ def upload(
                 missing.append(name)
     if any(name in promised for name in unsent):
         store.delete(f"{place}/{MANIFEST}")
+    began = time.monotonic()
     for name in unsent:
         content = _Content(files[name])
         store.write(f"{place}/{name}", content)
         # Not what the file was before: somebody may have drawn a report again meanwhile.
         listed[name] = content.entry
+    timed(sum(_bytes(listed[name]) or 0 for name in unsent) / 1e6, time.monotonic() - began)
     new: dict[str, Any] = {"format": FORMAT, "facts": dict(facts), "files": listed}
     if missing:
         new["missing"] = missing

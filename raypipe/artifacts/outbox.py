@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from filelock import Timeout
@@ -30,6 +31,7 @@ from raypipe.artifacts.settings import ArtifactsConfig
 from raypipe.config import RunConfig, to_json
 from raypipe.errors import RaypipeError, hidden
 from raypipe.files import file_lock, owned, write_atomic
+from raypipe.registry import uploads
 from raypipe.tables.objects import Objects
 
 log = logging.getLogger("raypipe")
@@ -202,7 +204,8 @@ class _Outbox:
 
     def _upload(self, store: Objects, record: _Record) -> None:
         files = {name: self._run.path / path for name, path in record.files.items()}
-        missing = bundle.upload(store, record.place, files, record.facts)
+        timed = partial(uploads.note, self._run.path / "mlflow", uploads.place_of(self._uri))
+        missing = bundle.upload(store, record.place, files, record.facts, timed)
         if missing:
             log.warning(
                 "%s of %s are not in artifacts.uri: they were deleted before they could be sent",

@@ -5,6 +5,7 @@ A key is registered once. Each version has a seal: the sha256 of its package's m
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from raypipe.errors import DataError
 from raypipe.files import file_lock
-from raypipe.registry import catalog, follow, mlflow_model, patience
+from raypipe.registry import catalog, follow, mlflow_model, patience, uploads
 from raypipe.registry.package import Package
 from raypipe.registry.runs import KEY
 from raypipe.registry.store import Store
@@ -145,6 +146,7 @@ def register(
             return before
         # Opening checks the files against their manifest before anything is uploaded.
         opened = Package(package)
+        began = time.monotonic()
         with patience.told(store.address, store.registry):
             logged = mlflow_model.log(run_id, opened)
         _ensure_name(store)
@@ -156,6 +158,9 @@ def register(
             tags=catalog.written(marks) if store.is_catalog else marks,
             model_id=logged.model_id,
         )
+        # Unity Catalog has taken a copy of its own.
+        took_s = time.monotonic() - began
+        uploads.note(store.folder, uploads.place(store), uploads.mb_of(package), took_s)
         # The lock holds on hosts that share the folder. If a host that does not share it has
         # registered the same key meanwhile, the first version counts. In Unity Catalog that one may
         # become ready after this look: then both stay, and the first counts from then on.

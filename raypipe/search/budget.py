@@ -21,6 +21,7 @@ Everything here is arithmetic on given seconds. ledger.py holds the clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,6 +32,12 @@ from raypipe.train.settings import TrainConfig
 FLOOR_S = 7.0
 START = 0.9
 CLOSING = 0.5
+# After trials, a host that is slow to start is slower still: what reads the last images starts new
+# processes, beside those of trials that end. With starts of 7 to 10 s the end took less than was
+# planned. With 16 to 18 s, on a host that was full, it took three seconds more in two of three
+# searches, and then came the cluster's end: what was kept for shifted copies paid for that. Eight
+# are a guess from these three; a disk far away makes a start slow, and nothing after it.
+USUAL_START_S, MOST_SLOWER_S = 10.0, 8.0
 # Shifted copies (train/shifted.py) get so much of the budget at most, and the images of validation
 # and test so much. Where that is less than all of them, they are sampled.
 SHIFTED, JUDGED = 0.08, 0.25
@@ -63,9 +70,18 @@ TRIAL_S, OF_TRIAL = 0.06, 0.01
 # already, create it, its parameters, inputs, epochs and costs, end it. The model has a run too, and
 # pages, files, a version, an alias and test metrics: about fifty, counted by reading the code.
 QUESTIONS, QUESTIONS_OF_MODEL = 7, 50
+# The trials' runs there get at most this part of the budget: with a second for an answer each trial
+# would take eight from those that come. Where it is over, trials are left out (in_time.ending).
+RECORDED = 0.15
 # What comes after the trials' runs, beside these questions and the cluster's end: the package is
 # copied, and the page is written.
 REGISTERED_S = 2.0
+# A package that goes to a store elsewhere, over a line of 20 Mbit/s: before anything was measured.
+# A guess gets at most a part of the budget, because most lines are faster. A rate that was noted in
+# an earlier upload gets what it takes (registry/uploads.py).
+GUESSED_MB_PER_S, GUESSED_UPLOAD = 2.5, 0.1
+# What a package has beside its weights: the reference of drift checks, raypipe's own code, pages.
+BESIDE_WEIGHTS_MB = 4.0
 # A forward pass of EfficientNet-Lite0 at 224 px on one core: before anything was measured.
 GUESSED_IMAGES_PER_S = 40.0
 # An image that judges is read and decoded, and half of them once more for what they look like
@@ -164,6 +180,15 @@ class Ending:
     answer_s: float = 0.0
     """What a question to MLflow's server takes; 0: its store is a file."""
 
+    most_recorded_s: float = math.inf
+    """What the trials' runs on this server may take at most."""
+
+    upload_s: float = 0.0
+    """What the package takes to stores elsewhere; 0: all of them are disks of this machine."""
+
+    heads_alone: bool = False
+    """Does no trial begin? Heads count as trials otherwise."""
+
     @property
     def seconds(self) -> float:
         shifted_s = min(self.most_shifted_s, self.shifted * self.prediction_s)
@@ -202,24 +227,29 @@ class Ending:
     def fixed_s(self) -> float:
         """Without any image: package, MLflow, the page, the cluster's end."""
         fixed_s = max(FLOOR_S, START * self.start_s)
+        if not self.heads_alone:
+            fixed_s += min(MOST_SLOWER_S, max(0.0, self.start_s - USUAL_START_S))
         fixed_s += max(TRIAL_S, OF_TRIAL * self.start_s) * self.trials
-        fixed_s += self.answer_s * (QUESTIONS_OF_MODEL + QUESTIONS * self.trials)
+        fixed_s += self.answer_s * QUESTIONS_OF_MODEL
+        fixed_s += min(self.most_recorded_s, self.answer_s * QUESTIONS * self.trials)
+        fixed_s += self.upload_s
         return fixed_s * (1 + ENDING_MARGIN)
 
     @property
     def after_runs_s(self) -> float:
         """What of it comes after the trials' runs in MLflow."""
         asking_s = self.answer_s * QUESTIONS_OF_MODEL
-        return REGISTERED_S + asking_s + closing_s(self.start_s)
+        return REGISTERED_S + asking_s + self.upload_s + closing_s(self.start_s)
 
     def at(self, larger: float) -> Ending:
         """The same, for pictures so many times as large on a side."""
         return replace(self, images_per_s=self.images_per_s / larger**2)
 
     def __str__(self) -> str:
+        sent = f", upload {self.upload_s:.1f} s" if self.upload_s else ""
         return (
             f"{self.judged:,} images at {1 / self.judging_s:.0f}/s, {self.trials} trials, "
-            f"start {self.start_s:.1f} s"
+            f"start {self.start_s:.1f} s{sent}"
         )
 
 
@@ -249,6 +279,14 @@ def judged_images(
 def uncovered_s(reading_s: float, prediction_s: float) -> float:
     """What has to be planned beside a prediction to read its image, beyond the margin."""
     return max(0.0, reading_s - max(COVERED * prediction_s, COVERED_S))
+
+
+def upload_s(mb: float, mb_per_s: Sequence[float | None], budget_s: float) -> float:
+    """What so many MB of weights take to stores elsewhere. mb_per_s: of each; None: not known."""
+    mb += BESIDE_WEIGHTS_MB
+    measured_s = sum(mb / rate for rate in mb_per_s if rate)
+    guessed_s = mb / GUESSED_MB_PER_S * sum(1 for rate in mb_per_s if not rate)
+    return measured_s + min(GUESSED_UPLOAD * budget_s, guessed_s)
 
 
 def closing_s(start_s: float) -> float:

@@ -41,6 +41,7 @@ from raypipe.search.trial_files import read_reached, write_reached
 from raypipe.search.trials.epoch_result import metric_of
 from raypipe.search.trials.standing import Reached
 from raypipe.search.trials.trial import data_key
+from raypipe.search.trials.trial_data import embedded_here
 from raypipe.serve.latency import one_thread
 from raypipe.tables import scan
 from raypipe.train.checkpoint import name as epoch_name
@@ -64,7 +65,7 @@ class FirstAnswer:
 
     seconds: what all of it took, with what came before a kill. reached: when each was fitted, in
     seconds of it.
-    works_per_s: images of work 1 a second of this process with all its threads, when it was
+    works_per_s: images of work 1 a second of this process with all its threads, as far as they were
     measured. It predicts alone when trials have ended.
     """
 
@@ -73,6 +74,12 @@ class FirstAnswer:
     seconds: float = 0.0
     reached: list[Reached] = field(default_factory=list)
     works_per_s: float | None = None
+
+    def learn_rate(self, works_per_s: float) -> None:
+        """A whole reading came to so many. It starts processes and decodes, too, so networks are no
+        slower. The sixteen images that were timed before may have met another process."""
+        if works_per_s > 0:
+            self.works_per_s = max(self.works_per_s or 0.0, works_per_s)
 
 
 def make(
@@ -243,7 +250,11 @@ def _read_and_fit(
         try:
             key = data_key(job)
             if key not in found.data:
+                began = time.perf_counter()
                 found.data[key] = prepare(job, pinned)
+                took_s = time.perf_counter() - began
+                read = embedded_here({key: found.data[key]})
+                found.learn_rate(read * heads.reading.work / max(took_s, 1e-3))
             trial = _fitted(job, changes, found.data[key], folder, name)
         # Of a library too: an eigenvalue that does not converge, memory that is not there.
         except Exception as e:

@@ -7,7 +7,7 @@ asks when trials have to end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from raypipe.models.zoo import ModelConfig
@@ -36,8 +36,11 @@ class Forecast:
     judged_images: int | None = None
     """Images of a split that judge the model, at most; None: all."""
 
+    validation: int = 0
+    """Validation images; 0: not known."""
+
     combined: int = 0
-    """Predictions by single trials that the choice of an ensemble still needs."""
+    """Predictions by single trials that the choice of an ensemble still needs, at most."""
 
     chosen: int = 0
     """Predictions by the ensemble itself that its choice still needs."""
@@ -52,10 +55,16 @@ class Forecast:
     """Seconds to fit heads again, on validation images too; 0: there is nothing to fit."""
 
     shifted: int = 0
-    """Shifted copies that are wanted."""
+    """Shifted copies that are wanted, of images that a trial or a head has not learned."""
+
+    shifted_again: int = 0
+    """The same of a refit, which has learned from validation."""
 
     least_shifted: int = 0
     """Shifted copies of which fewer are of no use."""
+
+    heads_alone: bool = False
+    """Does no trial begin?"""
 
     trials_ended: bool = False
     """What follows is an ensemble, a refit or the end."""
@@ -70,6 +79,10 @@ class Forecast:
     """Images a second through efficientnet_lite0 at 224 px (work 1 in contenders.py), in this
     process; None: not measured."""
 
+    trial_per_s: float | None = None
+    """Images a second through the slowest network that a trial may have, by `works_per_s`; None:
+    not known."""
+
     time_network: Callable[[ModelConfig], float] = _untimed
     """Times a network on the CPUs of this process: images a second, of one view; 0: it cannot."""
 
@@ -83,6 +96,15 @@ class Forecast:
     answer_s: float = 0.0
     """Seconds that MLflow's server takes for a question; 0: its store is a file."""
 
+    uploads: tuple[float | None, ...] = ()
+    """Of each store elsewhere that gets the package, MB a second; None: not known."""
+
+    weights_mb: float = 0.0
+    """MB of the weights of the model, or of a trial."""
+
+    heads_mb: float = 0.0
+    """MB of the heads that an ensemble may have, with their backbones."""
+
     embedded_per_s: float | None = None
     """Images a second through the trials' frozen backbone, as far as this process takes part in it;
     None: not measured."""
@@ -92,7 +114,8 @@ class Forecast:
         measured = self._measured(speed)
         if measured is not None:
             return measured
-        return self.embedded_per_s or self.works_per_s or budget.GUESSED_IMAGES_PER_S
+        known = self.embedded_per_s or self.trial_per_s or self.works_per_s
+        return known or budget.GUESSED_IMAGES_PER_S
 
     def _measured(self, speed: Speed | None) -> float | None:
         """Images a second of the trial's own network; None: nobody has measured it."""
@@ -105,6 +128,22 @@ class Forecast:
         if self._measured(speed) is None and self.embedded_per_s:
             return 0.0  # these images were read and decoded, too
         return budget.uncovered_s(budget.READ * self.image_s / self.views, prediction_s)
+
+    def copies(self, refit: bool) -> int:
+        """Shifted copies that are wanted. refit: the model is one."""
+        return self.shifted_again if refit else self.shifted
+
+    def _asked(self, trials: int) -> int:
+        """Predictions by single trials that the choice of an ensemble still needs. What heads say
+        is there, and a trial is asked by a soup and by an ensemble."""
+        return min(self.combined, 2 * trials * (self.validation or self.combined))
+
+    def slowest_of(self, models: Iterable[ModelConfig]) -> None:
+        """Trials may have these networks: so none is slower."""
+        found = list(models)
+        # One of unknown work would have to be timed, at each of its sides.
+        if self.works_per_s and found and all(contenders.is_known(one.name) for one in found):
+            self.trial_per_s = min(map(self.network_per_s, found))
 
     def network_per_s(self, model: ModelConfig) -> float:
         """Images a second, of one view each, through the network of this model in this process.
@@ -148,23 +187,30 @@ class Forecast:
         most = budget.judged_images(budget_s, 1 / judging_s, self.views, wanted)
         splits = (self.tests,) if refit and self.tests else self.splits
         judged = self.views * sum(min(most, images) for images in splits)
-        choosing_s = self.combined / rate + self.views * self.chosen * judging_s
+        choosing_s = self._asked(trials) / rate + self.views * self.chosen * judging_s
         if self.combined:
             choosing_s = max(budget.LEAST_CHOOSING_S, choosing_s)
         between_s = min(budget.CHOOSING * budget_s, choosing_s)
         if speed is not None:
             between_s += self.again_s  # before, a refit is not yet planned with
+        upload_s = 0.0
+        if self.uploads:
+            mb = (1 + others) * self.weights_mb + self.heads_mb
+            upload_s = budget.upload_s(mb, self.uploads, budget_s)
         waits = self.trials_ended and budget_s < budget.SHORT_S
         return Ending(
             judged,
             start_s,
             trials,
             rate,
-            shifted=0 if waits else self.views * self.shifted,
+            shifted=0 if waits else self.views * self.copies(refit),
             least_shifted=self.views * self.least_shifted,
             most_shifted_s=budget.SHIFTED * budget_s,
             others_s=others_s,
             reading_s=reading_s,
             between_s=between_s,
             answer_s=self.answer_s,
+            most_recorded_s=budget.RECORDED * budget_s,
+            upload_s=upload_s,
+            heads_alone=self.heads_alone,
         )

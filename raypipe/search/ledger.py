@@ -105,6 +105,11 @@ class Ledger:
         phase = self.phase(name)
         phase.planned_s, phase.evidence = max(0.0, seconds), evidence
 
+    def plan_ending(self, ending: Ending) -> None:
+        """The cluster's end comes after what the phase counts, so it is no part of its plan."""
+        seconds = ending.seconds - budget.closing_s(ending.start_s)
+        self.plan("ending", seconds, str(ending))
+
     def started(self) -> None:
         """The cluster runs: what this took tells how fast the host is."""
         self.start_s = self.lap("start")
@@ -149,7 +154,7 @@ class Ledger:
             self.budget_s, self._trials_began, ending, self.refit_share, refits
         )
         self.plan("trials", end_s - self._trials_began, str(speed or "no trial has reported"))
-        self.plan("ending", ending.seconds, str(ending))
+        self.plan_ending(ending)
         if self.spent_s < end_s:
             return None
         self.on_over()
@@ -176,7 +181,13 @@ class Ledger:
         # A view of an image is a prediction, and the image is read once.
         views = self.forecast.views
         judged, reading_s = guessed.judged // views, guessed.reading_s * views
-        ending = replace(guessed, images_per_s=images_per_s, judged=judged, reading_s=reading_s)
+        ending = replace(
+            guessed,
+            images_per_s=images_per_s,
+            judged=judged,
+            reading_s=reading_s,
+            heads_alone=True,
+        )
         return budget.usable(self.budget_s) - self.spent_s - ending.least_s
 
     def left_now_s(self) -> float | None:

@@ -248,6 +248,7 @@ def _search_into(
     is_answered = any(trial.checkpoint is not None for trial in first.trials)
 
     def end_with_it(why: str) -> None:
+        ledger.forecast.heads_alone = True
         if cfg.soup > 1:
             ledger.notes.append("No soup: no trial has begun")
 
@@ -267,10 +268,12 @@ def _search_into(
     if why is not None:
         end_with_it(why)
         return
+    arrays = candidates(cfg, space, planned)
+    ledger.forecast.slowest_of(replace(job, changes).model for changes in arrays)
     no_time = False
     try:
         with ledger.reading(is_answered):
-            read = prepare_data(job, pinned, candidates(cfg, space, planned))
+            read = prepare_data(job, pinned, arrays)
         # What a first answer embeds is no part of this time.
         ledger.trials_begin(embedded_here(read))
     except TooShort:

@@ -229,6 +229,11 @@ def size_mb(model: torch.nn.Module) -> float:
     return len(save(stored_weights(model))) / limits.MB
 
 
+def weights_mb(model: ModelConfig, classes: int) -> float:
+    """`size_mb` of a network of this shape with a linear head."""
+    return size_mb(_built(model.model_copy(update={"head": "linear"}), classes))
+
+
 def words(model: ModelConfig) -> str:
     """The shape for people."""
     text = f"{model.name} at {model.pixels} px"

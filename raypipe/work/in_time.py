@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace as with_
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -23,7 +24,9 @@ from raypipe.feed import image_seconds
 from raypipe.feed.dataset import Pinned
 from raypipe.images import shifts
 from raypipe.job import Job
+from raypipe.models.severity import LEAST_VALIDATION
 from raypipe.models.zoo import ModelConfig
+from raypipe.registry import uploads
 from raypipe.registry.tracking import LEAST_COPIED
 from raypipe.search import budget, networks, refit, refit_together, variants
 from raypipe.search.budget import Ending, Refit, Speed
@@ -53,10 +56,13 @@ def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
     if ledger.budget_s is not None:  # nobody plans without one
         forecast.time_network = partial(_network_per_s, classes=len(pinned.classes))
         forecast.image_s = _image_s(job, pinned)
+        if forecast.uploads:
+            forecast.weights_mb = _weights_mb(job.model, len(pinned.classes))
     forecast.has_more_threads = _has_more_threads(job.training)
     forecast.splits = tuple(pinned.counts[split] for split in {job.feed.val, job.feed.test})
     forecast.tests = pinned.counts[job.feed.test]
     forecast.views = job.model.views
+    forecast.validation = pinned.counts[job.feed.val]
     if job.search.ensemble > 1:
         # It takes as long as its members, and its candidates predict validation images.
         forecast.others = job.search.ensemble - 1
@@ -65,10 +71,37 @@ def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
     if job.search.soup > 1:
         forecast.combined += job.search.soup * pinned.counts[job.feed.val]
     forecast.judged_images = job.registry.judged_images
-    if job.model.task == "single_label":
-        images = job.registry.severity_images
-        forecast.shifted = images * len(shifts.KINDS)
-        forecast.least_shifted = min(images, LEAST_COPIED) * len(shifts.KINDS)
+    forecast.shifted = _copies(job, pinned, job.feed.train)
+    if job.search.refit is not None:
+        learns = refit.learned(job.training, job.search.refit_changes or {})
+        forecast.shifted_again = _copies(job, pinned, learns)
+    forecast.least_shifted = min(job.registry.severity_images, LEAST_COPIED) * len(shifts.KINDS)
+
+
+def _copies(job: Job, pinned: Pinned, learns: str) -> int:
+    """Shifted copies that are wanted of a model; 0 where no estimate can come of them.
+
+    learns: the split or splits that it learns (train/shifted.py says of what copies are).
+    """
+    knows_val = set(pinned.parts(job.feed.val)) <= set(pinned.parts(learns))
+    split = job.feed.test if knows_val else job.feed.val
+    images = pinned.counts[split]
+    # Seconds that are kept for them would be nobody's: of 27 images a budget of 90 s kept 19 s.
+    if job.model.task != "single_label" or images < LEAST_VALIDATION:
+        return 0
+    if pinned.common(split, learns):
+        return 0
+    return min(images, job.registry.severity_images) * len(shifts.KINDS)
+
+
+def _weights_mb(model: ModelConfig, classes: int) -> float:
+    """MB of the weights of a trial; 0: it cannot be built here."""
+    try:
+        return variants.weights_mb(model, classes)
+    # Of a library, or of a user's own code. An estimate ends no search.
+    except Exception as e:
+        log.info("How large %s is cannot be said: %s", model.name, one_line(e))
+        return 0.0
 
 
 def _image_s(job: Job, pinned: Pinned) -> float:
@@ -103,6 +136,9 @@ def _expect(found: SearchResult, members: Sequence[Trial], ledger: Ledger) -> Sp
     forecast = ledger.forecast
     forecast.others = forecast.combined = forecast.chosen = 0
     forecast.trials_ended = True
+    if forecast.uploads:
+        # Of an ensemble it is that of all members.
+        forecast.weights_mb, forecast.heads_mb = uploads.mb_of(Path(found.best.checkpoint)), 0.0
     # By place: a soup stands there as its best trial, which may be a member besides.
     models = {str(place): found.models[trial.name] for place, trial in enumerate(members)}
     measured = {str(place): speed_of(found, trial.name) for place, trial in enumerate(members)}
@@ -267,7 +303,11 @@ def _refitted_alone(
     # A finished one is only read, which a rerun or another terminal has always time for: else it
     # would register what this refit was better than.
     is_done = kept_refits.is_done(job, found)
-    ledger.plan("refit", 0.0 if is_done else min(left_s, planned.seconds), planned.why)
+    takes_s = planned.seconds
+    if found.job.train.solver != "steps":
+        # A head is fitted once, whatever is left for it.
+        takes_s = budget.again_s([found.trials[0].seconds])
+    ledger.plan("refit", 0.0 if is_done else min(left_s, takes_s), planned.why)
     try:
         with _within(None if is_done else left_s):
             changes = {
@@ -409,7 +449,6 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None, flo
     expected = ledger.ending(len(found.trials), speed, refit=found.refitted)
     if speed is not None and leads:
         expected = expected.at(found.job.model.pixels / speed.side_px)
-    ledger.plan("ending", expected.seconds, str(expected))
     rate, registry = 1 / expected.judging_s, plan.job.registry
     # A refit has learned from validation.
     splits = (forecast.tests,) if found.refitted and forecast.tests else forecast.splits
@@ -429,11 +468,13 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None, flo
     end_s = budget.usable(ledger.budget_s) - ledger.spent_s
     until_s = end_s - expected.fixed_s
     left_s = until_s - expected.judged_s - expected.fit_s
-    if forecast.shifted and left_s < expected.least_shifted_s:
+    copies = forecast.copies(found.refitted)
+    if copies and left_s < expected.least_shifted_s:
         # None is made. The user's number of images stays, or the package would call it the reason.
-        until_s = 0.0
-    elif forecast.shifted:
+        until_s, expected = 0.0, with_(expected, shifted=0)
+    elif copies:
         changes["registry.severity_s"] = min(registry.severity_s, left_s)
+    ledger.plan_ending(expected)
     plan = with_(plan, job=replace(plan.job, changes)) if changes else plan
     now = time.monotonic()
     # A run in a file takes milliseconds. A server may take a second for one.

@@ -40,7 +40,8 @@ def lacks(info: Mapping[str, Any], ledger: Ledger) -> list[str]:
     why, copied = severity.get("why_not", ""), severity.get("copied", 0)
     # Any other reason is none of time: too few images, or a task that has no such estimate.
     is_cut = why == shifted.NO_TIME or 0 < copied < LEAST_COPIED
-    if why and is_cut and ledger.forecast.shifted:
+    forecast = ledger.forecast
+    if why and is_cut and (forecast.shifted or forecast.shifted_again):
         found.append(f"No estimate of accuracy in drift checks: {why}")
     return found
 

@@ -21,7 +21,7 @@ from raypipe.feed.dataset import FeedConfig, Pinned, pin
 from raypipe.job import Job
 from raypipe.models import labels
 from raypipe.monitor.monitor import Monitor
-from raypipe.registry import promote, runs, tracking
+from raypipe.registry import promote, runs, tracking, uploads
 from raypipe.registry.runs import KEY
 from raypipe.registry.store import Store, answer_s, open_store
 from raypipe.registry.versions import ModelVersion
@@ -290,6 +290,7 @@ def search_and_register(
         store = open_store(job.run, job.registry, job.artifacts)
         if ledger.budget_s is not None:
             ledger.forecast.answer_s = answer_s(store)
+            ledger.forecast.uploads = _uploads(job, store)
         if pinned is not None:
             _tell_of_champion(store, pinned, show)
     found = _searched(job, show, pinned, monitors, ledger)
@@ -320,6 +321,12 @@ def search_and_register(
         kept_refits.settle(job, found, result, ledger)
         finished.close(result)
     return result, version, store
+
+
+def _uploads(job: Job, store: Store) -> tuple[float | None, ...]:
+    """Of each store elsewhere that gets the package, MB a second as they were noted last."""
+    places = [uploads.place(store), uploads.place_of(job.artifacts.uri or "")]
+    return tuple(uploads.mb_per_s(store.folder, place) for place in places if place)
 
 
 def _called_for(result: SearchResult, planned: trainer.Plan, began: str | None) -> CalledFor:

@@ -96,6 +96,16 @@ def test_what_a_run_made_is_there_with_its_log(sent: Sent, target: Path, tmp_pat
     assert pending(tmp_path) == []
 
 
+def test_how_fast_files_went_is_told(tmp_path: Path, made: dict[str, Path]) -> None:
+    """A search plans with that when it copies its model the next time."""
+    store, files = Objects(str(tmp_path / "bucket"), None), bundle.expanded(made)
+    told: list[tuple[float, float]] = []
+    for _ in range(2):
+        bundle.upload(store, "cells/k", files, {}, lambda *one: told.append(one))
+    (mb, seconds), again = told
+    assert 0.1 < mb < 0.2 and seconds > 0 and again[0] == 0, "what is there is not sent"
+
+
 def test_a_rerun_sends_its_log_alone(
     sent: Sent, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,8 +21,11 @@ from hypothesis import strategies as st
 from raypipe.config import load, validate
 from raypipe.config import replace as changed
 from raypipe.errors import ConfigError, RaypipeError
+from raypipe.feed.dataset import Pinned
 from raypipe.files import LOCK
 from raypipe.job import Job
+from raypipe.models.severity import LEAST_VALIDATION
+from raypipe.models.tasks import Task
 from raypipe.models.zoo import ModelConfig
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.search import budget, networks, variants
@@ -217,6 +220,48 @@ def test_a_server_far_away_gets_the_time_that_trials_take_there() -> None:
     for trials in (0, 155):
         one = replace(far, trials=trials)
         assert one.after_runs_s < one.fixed_s
+
+    # Which trials get a run there, its clock says: far more trials would else get no time at all.
+    def slow(trials: int) -> float:
+        return ledger(600.0, start_s=8.0, answer_s=1.0)[0].ending(trials, SPEED).fixed_s
+
+    more_s = slow(10) - slow(1) - (1 + budget.ENDING_MARGIN) * 9 * 0.08
+    assert more_s == pytest.approx((1 + budget.ENDING_MARGIN) * 9 * budget.QUESTIONS)
+    most_s = (1 + budget.ENDING_MARGIN) * (budget.RECORDED * 600 + 100 * 0.08)
+    assert slow(100) - slow(0) == pytest.approx(most_s)
+
+
+def test_the_upload_of_a_package_is_planned_with() -> None:
+    """Over a line of 4 Mbit/s a package of 36 MB came 80 s after the budget."""
+
+    def planned(*mb_per_s: float | None, budget_s: float = 600.0, **more: Any) -> Ending:
+        made, _ = ledger(budget_s, start_s=8.0, uploads=mb_per_s, weights_mb=36.0, **more)
+        return made.ending(3, SPEED)
+
+    here, far = planned(), planned(0.5)
+    assert here.upload_s == 0 and far.upload_s == 80.0
+    assert far.seconds - here.seconds == pytest.approx(80 * (1 + budget.ENDING_MARGIN))
+    assert far.after_runs_s - here.after_runs_s == 80.0
+    assert "upload 80.0 s" in str(far) and "upload" not in str(here)
+    # To artifacts.uri, too; of an ensemble all networks go.
+    assert planned(0.5, 4.0).upload_s == 90.0
+    assert planned(0.5, heads_mb=20.0).upload_s == 120.0
+    assert planned(0.5, others=4).upload_s == 80.0 + 2 * 72.0
+    # What is only guessed takes no more than its part: most lines are faster.
+    assert planned(None).upload_s == 40.0 / budget.GUESSED_MB_PER_S
+    assert planned(None, budget_s=90.0).upload_s == budget.GUESSED_UPLOAD * 90
+    assert planned(None, 0.5, budget_s=90.0).upload_s == 80 + budget.GUESSED_UPLOAD * 90
+
+
+def test_of_a_finished_search_the_weights_are_weighed(tmp_path: Path) -> None:
+    metrics = {"images_per_s": 100.0, "step_s": 0.3, "forward_s": 0.1}
+    trial = Trial("trial-0", {}, 0.9, 3, False, (metrics,), "somewhere")
+    found = ended(trial, ModelConfig(mode="finetune", side_px=128), None)
+    found.best = SimpleNamespace(checkpoint=str(tmp_path))
+    (tmp_path / "weights").write_bytes(bytes(3_000_000))
+    made, _ = ledger(600.0, uploads=(1.0,), weights_mb=70.0, heads_mb=9.0)
+    made.ending(1, in_time._expect(found, [trial], made))
+    assert made.ending(1, SPEED).upload_s == 3.0 + budget.BESIDE_WEIGHTS_MB
 
 
 def test_images_that_take_long_to_read_are_planned_with() -> None:
@@ -436,6 +481,105 @@ def test_in_a_short_budget_shifted_copies_get_what_an_ensemble_and_a_refit_leave
         assert after.fit_s == during.fit_s
 
 
+def begun(
+    monkeypatch: pytest.MonkeyPatch, counts: dict[str, int], *settings: str, budget_s: float = 90.0
+) -> tuple[Ledger, Clock]:
+    """The ledger of `raypipe tune` on a table with so many images of each split."""
+    monkeypatch.setattr(in_time, "_image_s", lambda job, pinned: 0.0)
+    monkeypatch.setattr(in_time, "_has_more_threads", lambda job: True)
+    job = load(Job, None, ["table.uri=t", "search.preset=fast", *settings])
+    none, task = cast(Any, None), Task("single_label", ("a", "b"))
+    pinned = Pinned(none, none, {}, task, counts, frozenset(counts), none)
+    made, clock = ledger(budget_s)
+    in_time.begin(job, pinned, made)
+    return made, clock
+
+
+def test_copies_of_which_no_estimate_can_come_are_not_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 27 validation images none can: 19 s of 90 were kept for them, and trials began late or
+    not at all. And the result said that there had been no time."""
+
+    def copies(val: int, test: int, *settings: str) -> tuple[int, int]:
+        counts = {"train": 219, "val": val, "test": test}
+        forecast = begun(monkeypatch, counts, *settings)[0].forecast
+        return forecast.copies(refit=False), forecast.copies(refit=True)
+
+    least = LEAST_VALIDATION
+    assert copies(27, 34) == (0, 0) and copies(least - 1, least) == (0, 9 * least)
+    assert copies(500, 500) == (1800, 1800) and copies(150, 34) == (1350, 0)
+    # Who learns validation, or test images, is asked about others, or about none.
+    assert copies(500, 300, "feed.train=val", "search.refit=null") == (1800, 0)
+    assert copies(500, 300, "feed.val=train")[0] == 1800
+    assert copies(500, 300, "feed.test=val") == (1800, 0)
+    assert copies(500, 300, "model.task=multi_label") == (0, 0)
+    assert copies(500, 300, "registry.severity_images=0") == (0, 0)
+
+    # A search of a busy host, whose end took 23 s, and then the cluster's end.
+    made, clock = begun(monkeypatch, {"train": 219, "val": 27, "test": 34})
+    clock.now += 18.2
+    made.started()
+    made.forecast.trials_ended = True
+    made.forecast.others = made.forecast.combined = made.forecast.chosen = 0
+    head = Speed("first-answer-2", 1, 48, 262.0, 270.0)
+    planned = made.ending(3, head)
+    assert planned.seconds == planned.least_s and 25 < planned.seconds < 30
+    made.forecast.shifted = 1800
+    assert made.ending(3, head).seconds - planned.seconds == pytest.approx(
+        7.2 - 0.533 + 12.74, 0.01
+    )
+
+
+def test_what_heads_say_of_validation_costs_an_ensemble_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten candidates were planned to predict 303 images, where six heads had said it already: the
+    choice took 1 s of 9, and no trial began."""
+    made, _ = begun(monkeypatch, {"train": 240, "val": 63, "test": 97}, budget_s=900.0)
+    assert made.forecast.combined == 10 * 63
+    made.forecast.works_per_s, made.forecast.others = 27.0, 0
+
+    def asked(trials: int) -> float:
+        ending = made.ending(trials, None)
+        return (ending.between_s - 63 * ending.judging_s) * 27.0
+
+    # A trial by a soup and by an ensemble, at most.
+    assert asked(1) == pytest.approx(2 * 63) and asked(3) == pytest.approx(6 * 63)
+    assert asked(5) == asked(50) == pytest.approx(630)
+
+
+def test_before_a_trial_reports_its_network_is_the_slowest_that_it_may_have() -> None:
+    """At 128 px trials were planned with an end at 224 px, of three times the work."""
+    made, _ = ledger(600.0, splits=(400, 600))
+    small, large = (ModelConfig(mode="finetune", side_px=side) for side in (56, 112))
+    made.forecast.slowest_of([small, large])
+    assert made.ending(1, None).images_per_s == budget.GUESSED_IMAGES_PER_S, "nothing is measured"
+    made.forecast.works_per_s = 30.0
+    unknown = ModelConfig(name="timm:large", mode="finetune", side_px=64)
+    made.forecast.slowest_of([small, unknown])
+    assert made.ending(1, None).images_per_s == 30.0
+    made.forecast.slowest_of([small, large])
+    assert made.ending(1, None).images_per_s == pytest.approx(120.0)
+    assert made.ending(1, SPEED).images_per_s == 300.0
+
+
+def test_a_host_that_is_slow_to_start_is_slower_still_after_trials() -> None:
+    """With a start of 16 s the end took 21 s, and the cluster's end; 18 were planned for both."""
+    quiet, full = replace(ENDING, start_s=9.0), replace(ENDING, start_s=16.3)
+    assert quiet.fixed_s == replace(quiet, heads_alone=True).fixed_s
+    more_s = full.fixed_s - replace(full, heads_alone=True).fixed_s
+    assert more_s == pytest.approx(6.3 * (1 + budget.ENDING_MARGIN))
+    slowest = replace(ENDING, start_s=60.0)
+    more_s = slowest.fixed_s - replace(slowest, heads_alone=True).fixed_s
+    assert more_s == pytest.approx(budget.MOST_SLOWER_S * (1 + budget.ENDING_MARGIN))
+    # Where time is left for heads alone, they get it.
+    made, _ = ledger(90.0, start_s=16.3)
+    left_s, heads_s = made.left_s(1, None), made.left_for_heads_s(40.0)
+    assert left_s is not None and heads_s is not None
+    assert heads_s - left_s == pytest.approx(6.3 * (1 + budget.ENDING_MARGIN))
+
+
 def ended(trial: Trial, model: ModelConfig, plan: Any) -> Any:
     """The result of a search of one trial, without a refit."""
     return SimpleNamespace(
@@ -463,6 +607,12 @@ def test_without_time_for_shifted_copies_the_package_does_not_name_the_users_set
     assert published is found.plan and until is not None and until <= time.monotonic()
     # The registered version says what became of it: see test_lacking.py.
     assert made.notes == []
+    # What is not made is not in the plan, nor is the cluster's end, which no phase counts.
+    plain, _ = ledger(600.0, splits=(400, 600))
+    in_time.ending(found, plain)
+    planned_s = made.phase("ending").planned_s
+    assert planned_s is not None and planned_s == plain.phase("ending").planned_s
+    assert planned_s == pytest.approx(plain.ending(1, SPEED).seconds - budget.closing_s(0.0))
 
 
 def test_a_soup_and_its_first_trial_are_two_networks() -> None:
@@ -849,7 +999,7 @@ def test_a_refit_has_time_to_be_written(tmp_path: Path, monkeypatch: pytest.Monk
         search=search,
         folder=tmp_path,
         best=SimpleNamespace(key="k"),
-        trials=(SimpleNamespace(name="trial-1"),),
+        trials=(SimpleNamespace(name="trial-1", seconds=2.0),),
         job=SimpleNamespace(train=TrainConfig(), folder=lambda key: tmp_path / str(key)),
     )
     in_time._refitted_alone(asked, {}, asked, made, train, budget.usable(60.0) - 10.0)
@@ -858,3 +1008,5 @@ def test_a_refit_has_time_to_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     asked.job.train = TrainConfig(solver="closed")
     in_time._refitted_alone(asked, {}, asked, made, train, budget.usable(60.0) - 30.0)
     assert 25.0 < has_s[1] <= 30.0
+    # All that was left was told as its plan, of which it took a second.
+    assert made.phase("refit").planned_s == budget.again_s([2.0]) < 10
