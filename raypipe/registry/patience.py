@@ -29,7 +29,7 @@ OPENING = {RETRIES: "4", TIMEOUT_S: "15"}
 
 def host_of(address: str) -> str:
     """Host and port of a store's address; "" for one in a file, the name itself of `databricks`."""
-    if address.startswith("sqlite:"):
+    if address.startswith(("sqlite:", "sqlite+")):
         return ""
     try:
         parts = urlsplit(address)

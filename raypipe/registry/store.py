@@ -17,7 +17,15 @@ from raypipe.config import RunConfig
 from raypipe.errors import ConfigError, hidden, one_line
 from raypipe.registry import catalog, patience
 from raypipe.registry.made_whole import make_whole
-from raypipe.registry.tracking import Place, RegistryConfig, addresses, check_names, moves_of
+from raypipe.registry.tracking import (
+    Place,
+    RegistryConfig,
+    addresses,
+    check_names,
+    file_of,
+    for_mlflow,
+    moves_of,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -66,14 +74,19 @@ def open_store(
     if create:
         folder.mkdir(parents=True, exist_ok=True)
     uri, registry = addresses(run, cfg)
-    mlflow.set_tracking_uri(uri)
-    mlflow.set_registry_uri(registry)
+    runs, models = for_mlflow(uri), for_mlflow(registry)
+    mlflow.set_tracking_uri(runs)
+    mlflow.set_registry_uri(models)
     began = time.monotonic()
     try:
         if create:
             for address in {uri, registry}:
                 make_whole(address)
-        client = mlflow.MlflowClient(uri, registry)
+                file = file_of(address)
+                # As MLflow does for addresses without file:.
+                if file is not None and for_mlflow(address) != address:
+                    file.parent.mkdir(parents=True, exist_ok=True)
+        client = mlflow.MlflowClient(runs, models)
         artifacts = (folder / "artifacts").as_uri() if uri.startswith("sqlite") else None
         with patience.opening(), patience.told(uri):
             experiment_id = _experiment_id(client, cfg.experiment, artifacts, create)
@@ -98,7 +111,7 @@ def open_store(
         ) from e
     moves = moves_of(run, cfg, beside)
     # A caller cannot tell the two apart.
-    patient = cast("MlflowClient", patience.Told(client, uri, registry))
+    patient = cast("MlflowClient", patience.Told(client, runs, models))
     return Store(
         patient,
         hidden(uri),
@@ -106,8 +119,8 @@ def open_store(
         cfg.model or run.name,
         cfg.alias,
         folder,
-        uri,
-        registry,
+        runs,
+        models,
         moves.uri,
         moves.options,
         moves.is_shared,

@@ -15,13 +15,13 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from raypipe.config import RunConfig, Section
-from raypipe.errors import ConfigError, keep_secrets_of
+from raypipe.errors import ConfigError, hidden, keep_secrets_of
 from raypipe.registry import catalog
 from raypipe.tables import storage
 from raypipe.tables.address import resolve
@@ -31,7 +31,8 @@ MOVES = "raypipe-moves"  # the table of alias moves, where no setting names it
 
 LEAST_COPIED = 40  # images, of whose changed copies an accuracy can be estimated
 
-_SQLITE = "sqlite:///"
+_SQLITE, _DRIVEN = "sqlite:///", "sqlite+pysqlite:///"
+_TRUE = "true", "yes", "on", "y", "t", "1"  # as SQLAlchemy reads an option
 
 
 class RegistryConfig(Section):
@@ -110,7 +111,7 @@ class RegistryConfig(Section):
 def addresses(run: RunConfig, cfg: RegistryConfig) -> tuple[str, str]:
     """(where runs are, where models are registered).
 
-    Raises ConfigError for addresses that Databricks does not have.
+    Raises ConfigError for addresses that Databricks does not have, and as address_of does.
     """
     uri = address_of(cfg.uri) if cfg.uri else f"{_SQLITE}{run.path / 'mlflow' / 'mlflow.db'}"
     registry = catalog.default_registry(uri)
@@ -123,8 +124,22 @@ def addresses(run: RunConfig, cfg: RegistryConfig) -> tuple[str, str]:
 def address_of(uri: str, of: str = "registry.uri") -> str:
     """The address itself, or for `env:NAME` the value of that environment variable.
 
-    of: the setting that has it.
+    of: the setting that has it. Raises ConfigError for a variable that is not set, and for an
+    address by which the store would be in a folder called `file:`.
     """
+    address = _from_environment(uri, of)
+    if address.startswith(f"{_SQLITE}file:") and not _is_sqlite_uri(address):
+        raise ConfigError(
+            "The MLflow store would be in a folder called file:",
+            got=f"{of}={hidden(uri)}",
+            rule="sqlite:///file:PATH is SQLite's own way to name a file only with ?uri=true",
+            fix="Write sqlite:////FOLDER/mlflow.db, or append uri=true to the options after ?. "
+            "If a folder here is called so: sqlite:///./file:…",
+        )
+    return address
+
+
+def _from_environment(uri: str, of: str) -> str:
     name = uri.removeprefix("env:")
     if name == uri:
         return uri
@@ -137,7 +152,8 @@ def address_of(uri: str, of: str = "registry.uri") -> str:
             fix=f"export {name}=…, or set {of}",
         )
     keep_secrets_of(address)
-    return address
+    # MLflow keeps in MLFLOW_TRACKING_URI what it was given.
+    return address.replace(f"{_DRIVEN}file:", f"{_SQLITE}file:", 1)
 
 
 def store_file(run: RunConfig, cfg: RegistryConfig) -> Path | None:
@@ -149,11 +165,27 @@ def file_of(address: str) -> Path | None:
     """The file of a SQLite store; None for another one."""
     if not address.startswith(_SQLITE):
         return None
-    # After ? come options. With uri=true, the part before it is SQLite's own file:PATH.
-    name, _, options = address.removeprefix(_SQLITE).partition("?")
-    if "uri=true" in options.split("&"):
+    # After ? come options.
+    name = address.removeprefix(_SQLITE).partition("?")[0]
+    if _is_sqlite_uri(address):
         name = unquote(urlsplit(name).path)
     return Path(name)
+
+
+def _is_sqlite_uri(address: str) -> bool:
+    """Is the part before ? SQLite's own file:PATH? The option `uri` says it."""
+    options = parse_qsl(address.partition("?")[2])
+    return any(name == "uri" and value.strip().lower() in _TRUE for name, value in options)
+
+
+def for_mlflow(address: str) -> str:
+    """The same store as MLflow has to be given it.
+
+    Before it opens sqlite:///PATH, MLflow makes the folders of PATH. Of sqlite:///file:PATH it
+    makes a folder `file:`, wherever the command runs. An address that names the driver, too, means
+    the same file, and MLflow makes no folder for it.
+    """
+    return address.replace(f"{_SQLITE}file:", f"{_DRIVEN}file:", 1)
 
 
 class Place(Protocol):

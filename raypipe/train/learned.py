@@ -168,6 +168,16 @@ def is_old(rows_NK: np.ndarray, known_M2: np.ndarray) -> np.ndarray:
     return is_old_N
 
 
+def is_unclear(rows_NK: np.ndarray, known_M2: np.ndarray) -> np.ndarray:
+    """bool (N,): the row's id is known, and its image is another one.
+
+    It is a new photograph, or the known image in other bytes: its table was encoded anew. Nothing
+    says which. To train on, it is a new row (`is_old`): else new photographs would be left out.
+    """
+    unclear_N: np.ndarray = is_among(rows_NK, known_M2) & ~is_old(rows_NK, known_M2)
+    return unclear_N
+
+
 def decides(pinned: Pinned, split: str, known_M2: np.ndarray) -> bool:
     """Do so many rows of the split belong to the known ones that its metrics say little?
 

@@ -191,14 +191,17 @@ def _replayed(
         "old": old,
         "replayed": replayed,
     }
+    unclear = int(learned.is_unclear(rows_N2, known_N2).sum())
+    also = f" ({unclear} of them have an id that the champion knows, and other bytes)"
+    begins = f"Training on {new} new rows{also if unclear else ''}"
     if not leave:
-        say(f"Training on {new} new rows and all {old} old ones")
+        say(f"{begins} and all {old} old ones")
         return job, facts
     text = json.dumps(out).encode()
     digest = hashlib.sha256(text).hexdigest()
     file = job.run.path / "replay" / f"{digest}.json"
     write_atomic(file, text)
-    say(f"Training on {new} new rows and {replayed} of {old} old ones")
+    say(f"{begins} and {replayed} of {old} old ones")
     return replace(job, {"feed.leave_out": str(file)}), facts | {"left_out_sha256": digest}
 
 

@@ -103,18 +103,22 @@ def of_check(
     A retrain that was killed or failed is no earlier one: raypipe retrain goes on with it, where
     the training table has the same rows still. One that is under way is.
     """
-    past = Journal(watch.place(run, "retrains"), scope, watch.storage_options)
+    past = _journal(run, watch, scope)
     known = history.checks(run, watch, model, checked, seal)
     tried = history.tried(past, past.broken, watch, run, now())
     enough = {"": watch.policy.min_images}
     return policy.retrain(known, enough, tried, now(), watch.policy)
 
 
-def alone(decision: Decision) -> Decision:
+def alone(run: RunConfig, watch: WatchConfig, scope: str, decision: Decision) -> Decision:
     """The decision of `of_check` as raypipe drift keeps it, which trains nothing."""
     if not decision.act:
         return decision
-    found = decision.reason.partition(", and labels")[0]
-    return Decision(
-        False, f"{found}, and the policy calls for a retrain: raypipe retrain begins one"
-    )
+    found = f"{decision.reason.partition(', and labels')[0]}, and the policy calls for a retrain"
+    # Without a cooldown, one that is under way is no obstacle; a second one would end at once.
+    busy = _journal(run, watch, scope).under_way
+    return Decision(False, f"{found}. {busy}" if busy else f"{found}: raypipe retrain begins one")
+
+
+def _journal(run: RunConfig, watch: WatchConfig, scope: str) -> Journal:
+    return Journal(watch.place(run, "retrains"), scope, watch.storage_options)

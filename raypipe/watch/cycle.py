@@ -166,13 +166,20 @@ class Journal:
         Of a process of another machine that has written nothing for LEASE_S it is not known; it is
         taken for dead.
         """
-        held = self.held
-        if held is not None and self._seems_alive(held):
+        if self.under_way is not None:
             return ""
         for event in reversed(self.events):
             if event.event in ("held", "ended"):
                 return event.cycle if event.event == "held" else ""
         return ""
+
+    @property
+    def under_way(self) -> Busy | None:
+        """Who is at a retrain now; None if nobody is. What is not known of `broken` is not here."""
+        held = self.held
+        if held is None or not self._seems_alive(held):
+            return None
+        return Busy(str(held.data.get("who", "?")), held.at)
 
     def _seems_alive(self, held: Event) -> bool:
         """Is the process of this lease at it, as far as one look tells?"""

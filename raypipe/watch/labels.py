@@ -73,11 +73,20 @@ def _unlearned(job: TrainJob, pinned: Pinned, known_N2: np.ndarray) -> dict[str,
     name, version = pinned.table.columns.id, pinned.version
     has = {field.name for field in pinned.table.at(version).schema().fields}
     found: Counter[str] = Counter()
+    unclear = 0
     for rows in _labelled(job, pinned, version, [name, *learned.hashes_of(version, has)]):
         if not len(rows):
             continue
-        is_new_N = ~learned.is_old(learned.of_part(version, rows, name), known_N2)
+        rows_NK = learned.of_part(version, rows, name)
+        is_new_N = ~learned.is_old(rows_NK, known_N2)
+        unclear += int(learned.is_unclear(rows_NK, known_N2).sum())
         found.update(s for s, new in zip(_sources(rows), is_new_N.tolist(), strict=True) if new)
+    if unclear:
+        log.warning(
+            "%d of %d new labelled images have an id that the champion knows, and other bytes",
+            unclear,
+            found.total(),
+        )
     return dict(found)
 
 

@@ -216,9 +216,7 @@ def _of_training_images(
     ids, rows_N2 = learned.of_table(table, version, where, package.task.kind)
     is_old_N = learned.is_old(rows_N2, known_M2)
     known = int(is_old_N.sum())
-    # A known id with another image is a new photograph, or the known image in other bytes: its
-    # table was encoded anew. Nothing says which.
-    is_unclear_N = learned.is_among(rows_N2, known_M2) & ~is_old_N
+    is_unclear_N = learned.is_unclear(rows_N2, known_M2)
     if known:
         text = f"The model has learned from {known:,} of the {len(ids):,} labelled images here"
         if is_unclear_N.any():

@@ -233,7 +233,9 @@ def _call(job: Job, run: str, checked: CheckResult | Waiting) -> bool:
         champion, seal = found.model, found.seal
     scope = f"{store.model}@{store.alias}"
     said = calls.of_check(job.run, job.watch, scope, champion, seal, found)
-    decision = Decision(False, str(checked)) if found is None else calls.alone(said)
+    decision = Decision(False, str(checked))
+    if found is not None:
+        decision = calls.alone(job.run, job.watch, scope, said)
     # A retrain has looked for labels, too: what it has said of this check stays the last word.
     calls.keep(job.run, job.watch, run, store.model, champion, decision, only_first=True, seal=seal)
     return said.act

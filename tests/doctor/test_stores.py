@@ -180,6 +180,19 @@ def test_a_store_of_mlflow_in_plain_files(doctor: Doctor, tmp_path: Path) -> Non
     assert doctor("registry.uri=null", *words).state("mlflow") == "ok"
 
 
+def test_a_store_in_a_folder_called_file(doctor: Doctor, tmp_path: Path) -> None:
+    words = (f"run.dir={tmp_path}", "--only", "mlflow,registry")
+    at = f"sqlite:///file:{tmp_path}/a.db"
+    told = doctor("registry.registry_uri=env:MLFLOW_TRACKING_URI", *words, MLFLOW_TRACKING_URI=at)
+    finding = told.findings["registry"]
+    assert told.state("mlflow") == "ok" and finding["state"] == "fail"
+    assert "folder called file:" in finding["seen"]
+    assert "sqlite:////FOLDER/mlflow.db" in finding["way_out"]
+    assert doctor(f"registry.uri={at}", *words).state("mlflow") == "fail"
+    assert doctor(f"registry.uri={at}?uri=true", *words).state("mlflow") == "ok"
+    assert not list(tmp_path.glob("*.db"))
+
+
 def test_a_registry_that_is_another_store_is_looked_at(doctor: Doctor, tmp_path: Path) -> None:
     words = (f"run.dir={tmp_path}", "--only", "mlflow,registry")
     told = doctor(f"registry.registry_uri={tmp_path}/mlruns", *words)

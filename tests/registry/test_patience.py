@@ -121,6 +121,7 @@ def test_a_store_that_answers_is_not_told(
     ("address", "host"),
     [
         ("sqlite:////somewhere/mlflow.db", ""),
+        ("sqlite+pysqlite:///file:/somewhere/mlflow.db?uri=true", ""),
         ("http://me:secret@there:5000/path", "there:5000"),
         ("databricks://profile", "profile"),
         ("databricks", "databricks"),

@@ -12,7 +12,7 @@ from raypipe.config import RunConfig
 from raypipe.errors import ConfigError
 from raypipe.failures import explain
 from raypipe.registry.store import Store, answer_s, open_store
-from raypipe.registry.tracking import RegistryConfig
+from raypipe.registry.tracking import RegistryConfig, address_of, file_of
 
 
 def test_a_store_that_cannot_be_is_one_message(tmp_path: Path) -> None:
@@ -63,6 +63,43 @@ def test_a_deleted_experiment_is_named_before_a_training(
     assert open_store(run, cfg, create=False).experiment_id == store.experiment_id
     store.client.restore_experiment(store.experiment_id)
     assert open_store(run, cfg).experiment_id == store.experiment_id
+
+
+@pytest.mark.parametrize("uri", ["true", "1"])
+def test_a_store_by_sqlites_own_address_makes_no_folder_of_that_name(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow made a folder `file:` in the current folder."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    named = f"sqlite:///file:{tmp_path}/x%20y/a.db?mode=rwc&uri={uri}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", named)
+    run = RunConfig(dir=str(tmp_path / "run"))
+    store = open_store(run, RegistryConfig(uri="env:MLFLOW_TRACKING_URI"))
+    assert not list(here.iterdir()) and (tmp_path / "x y" / "a.db").is_file()
+    assert store.uri == named and answer_s(store) == 0
+    # The same file by its plain address.
+    plain = open_store(run, RegistryConfig(uri=f"sqlite:///{tmp_path}/x y/a.db"))
+    assert plain.experiment_id == store.experiment_id and plain.moves == store.moves
+
+
+@pytest.mark.parametrize("options", ["", "?mode=rwc", "?uri=false&mode=rwc"])
+def test_a_store_in_a_folder_called_file_is_refused(
+    options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = f"sqlite:///file:{tmp_path}/a.db{options}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", named)
+    says = r"in a folder called file: .got .{}=.*only with \?uri=true.*Write sqlite:////FOLDER"
+    run = RunConfig(dir=str(tmp_path / "run"))
+    for of in ("uri", "registry_uri"):
+        for value in (named, "env:MLFLOW_TRACKING_URI"):
+            with pytest.raises(ConfigError, match=says.format(f"registry.{of}")):
+                open_store(run, RegistryConfig.model_validate({of: value}))
+    assert not any(tmp_path.rglob("*.db")) and not (tmp_path / "file:").exists()
+    # The way out for those who mean such a folder.
+    assert file_of(address_of("sqlite:///./file:/a.db")) == Path("file:/a.db")
 
 
 def test_a_full_disk_is_no_wrong_address(small_disk: Path) -> None:

@@ -7,21 +7,27 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from raypipe.config import replace
+from raypipe.errors import RaypipeError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.search import tune_run
 from raypipe.search.result import SearchResult
 from raypipe.search.schedulers import mutations
+from raypipe.search.trials import multi_worker_trial
 from raypipe.search.trials.multi_worker_trial import GroupTrial
 from raypipe.search.trials.trial import run_trial
 from raypipe.train import checkpoint, launch, worker_group
+from raypipe.train.loop import LoopState
 from raypipe.train.trainer import prepare
 from tests.searching import search
 
@@ -125,3 +131,55 @@ def test_a_group_that_never_started_has_left() -> None:
     trial = GroupTrial.__new__(GroupTrial)
     trial.cleanup()  # Tune may stop what it never stepped
     assert trial._thread is None
+
+
+def test_a_group_that_hangs_ends_with_its_process_and_holds_up_no_other_trial(
+    searches: Searches,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The trial's process joined its thread without a limit: a reset, and with it the search,
+    waited for ever."""
+    hangs, comes_to = threading.Event(), threading.Event()
+    asked: list[Path] = []
+
+    def on_workers(job: Any, data: Any, folder: Any, leave: Path, *more: Any, **named: Any) -> Any:
+        asked.append(leave)
+        hangs.set()
+        comes_to.wait(60)
+        return LoopState()
+
+    monkeypatch.setattr(launch, "on_workers", on_workers)
+    monkeypatch.setattr(multi_worker_trial, "LEAVE_S", 0.2)
+    job = replace(searches(tmp_path / "run").training, {"train.timeout_s": 0.1})
+
+    def began() -> GroupTrial:
+        trial = GroupTrial.__new__(GroupTrial)
+        trial._job, trial._data = job.model_dump(mode="json"), defaultdict(list)  # type: ignore[arg-type]
+        trial._trials, trial._share = tmp_path / "trials", worker_group.Share({"CPU": 1.0})
+        trial._storage = SimpleNamespace(trial_fs_path="/tune/a-trial")  # type: ignore[assignment]
+        trial.reset_config({})
+        hangs.clear()
+        trial._start()
+        assert hangs.wait(30), "the fault did not fire"
+        return trial
+
+    try:
+        stopped = began()
+        stopped.cleanup()
+        assert "workers of a trial hang" in caplog.text and asked[-1].exists()
+        taken = began()
+        with pytest.raises(RaypipeError, match=r"trial before hang.*0 s ago.*goes on without"):
+            taken.reset_config({})
+        # Tune stops the process: nothing is waited for again.
+        caplog.clear()
+        taken.cleanup()
+        assert not caplog.text
+        # A group that leaves in time is no fault.
+        monkeypatch.setattr(multi_worker_trial, "LEAVE_S", 30.0)
+        left = began()
+        comes_to.set()
+        assert left.reset_config({}) and not asked[-1].exists()
+    finally:
+        comes_to.set()

@@ -59,6 +59,44 @@ def sample(key: str, label: str) -> list[Member]:
     return [(f"{key}.jpg", PIXEL + label.encode()), (f"{key}.cls", label.encode())]
 
 
+def test_shards_without_labels_are_one_message_and_lose_nothing(tmp_path: Path) -> None:
+    """The message named no shard, and its way out (ingest.from.labels) is refused for a tar."""
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for name in ("0.tar", "1.tar"):
+        # Of a blank file no label is read, and nothing of another ending.
+        members = [("a.jpg", PIXEL), ("a.label", b"cat"), ("b.jpg", PIXEL), ("b.cls", b" ")]
+        tar(shards / name, members)
+    first = shards / "0.tar"
+    table = TableConfig(uri=str(tmp_path / "table"))
+    says = (
+        rf"no labels beside the images of {first}, one of 2 shards without any .got .files that "
+        r"end in \.jpg, \.label.*KEY\.cls, KEY\.txt or KEY\.json \(as 'label'\).*"
+        r"set ingest\.from\.labelled=false"
+    )
+    config = {"from": {"kind": "tar", "images": str(shards)}}
+    with pytest.raises(DataError, match=says):
+        ingest(table, validate(IngestConfig, config))
+    assert not Path(table.uri).exists()
+    with pytest.raises(DataError, match=rf"no labels beside the images of {first} "):
+        of_tar(first)
+    # The way out takes all of it; and one label is enough for the others to come without.
+    assert of_tar(shards, labelled=False)["a.jpg"] == (None, "")
+    tar(shards / "2.tar", sample("c", "x"))
+    assert [one.label for one in listed(kind="tar", images=str(shards))] == [*[None] * 6, "x"]
+    # A label that does not fit the task is another message.
+    with pytest.raises(DataError, match=r"None of 1 labels fits model.task=regression"):
+        of_tar(shards / "2.tar", task="regression")
+
+
+def test_a_source_that_brings_its_labels_is_not_asked_for_a_table_of_them(tmp_path: Path) -> None:
+    columns = {"image": [PIXEL], "label": pa.array([None], pa.string())}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    says = r"no labels .got .*a\.parquet.*Set ingest\.from\.label_column, which is 'label'"
+    with pytest.raises(DataError, match=says):
+        listed(kind="parquet", images=str(tmp_path / "a.parquet"))
+
+
 @pytest.mark.parametrize("how", ["one after the other (cat)", "members merged (tar -A)"])
 def test_joined_shards_keep_each_image_with_its_own_label(how: str, tmp_path: Path) -> None:
     first, second = [*sample("0", "a"), *sample("1", "b")], [*sample("0", "c"), *sample("1", "d")]

@@ -251,8 +251,29 @@ def test_new_photographs_of_known_products_are_new_rows(tmp_path: Path) -> None:
         "add",
     )
     pinned = pin(job.table, job.feed)
-    _, facts = begin._replayed(job, 1.0, known_N2, pinned, lambda said: None)
+    said: list[str] = []
+    _, facts = begin._replayed(job, 1.0, known_N2, pinned, said.append)
     assert facts == facts | {"new": 2, "old": 4}
+    also = "(2 of them have an id that the champion knows, and other bytes)"
+    assert said == [f"Training on 2 new rows {also} and {facts['replayed']} of 4 old ones"]
+
+
+def test_rows_that_were_encoded_anew_are_told_beside_new_ones(tmp_path: Path) -> None:
+    """They may as well be new photographs: none is left out, and the numbers say what they are."""
+    job = job_at(tmp_path)
+    known_N2 = learned.of_training(job, add(job, NAMES, SPLITS))
+    DeltaTable(job.table.uri).delete()
+    names = [*NAMES, "n0", "n1"]
+    rows = {"image_id": names, "image": [b"x"] * 12, "label": ["a", "b"] * 6}
+    hashes = [sha(f"{name}, smaller") for name in names]
+    splits = [*SPLITS, "train", "train"]
+    append(job.table.uri, pa.table(rows | {"split": splits, "sha256": hashes}), "add")
+    pinned = pin(job.table, job.feed)
+    said: list[str] = []
+    replayed, facts = begin._replayed(job, 1.0, known_N2, pinned, said.append)
+    also = "(4 of them have an id that the champion knows, and other bytes)"
+    assert said == [f"Training on 6 new rows {also} and all 0 old ones"]
+    assert replayed == job and facts == facts | {"new": 6, "old": 0}
 
 
 def test_new_photographs_of_known_products_may_validate(tmp_path: Path) -> None:

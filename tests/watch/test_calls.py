@@ -117,7 +117,7 @@ def test_a_check_alone_says_what_the_policy_says(run: RunConfig) -> None:
     def answer(key: str, is_drift: bool) -> str:
         found = checked(run, key, is_drift)
         decision = calls.of_check(run, watch, "cells@champion", "cells/1", None, found)
-        alone = calls.alone(decision)
+        alone = calls.alone(run, watch, "cells@champion", decision)
         assert not alone.act, "raypipe drift trains nothing"
         assert decision.act == ("raypipe retrain begins one" in alone.reason)
         return alone.reason
@@ -172,6 +172,31 @@ def test_a_retrain_that_is_under_way_is_an_earlier_one(
     past.add("x", "failed", "third", {"why": "the store was away"})
     past.add("x", "released", "third", {})
     assert calls.of_check(*of).act
+
+
+def test_a_retrain_that_is_under_way_is_named_and_none_begins(
+    run: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a cooldown the answer was "raypipe retrain begins one", which ended at once."""
+    past = Journal(str(run.path / "retrains"), "cells@champion", None)
+    watch = WatchConfig()
+
+    def answer() -> str:
+        found = checked(run, "1", True)
+        decision = calls.of_check(run, watch, "cells@champion", "cells/1", None, found)
+        assert decision.act, "the policy calls for one all the same"
+        return calls.alone(run, watch, "cells@champion", decision).reason
+
+    assert answer().endswith("the policy calls for a retrain: raypipe retrain begins one")
+    past.add("x", "held", "h", {"checks": 1, "who": "there process 7", **cycle._process()})
+    of_one = "the policy calls for a retrain. A retrain is under way (there process 7, since "
+    assert of_one in answer() and "begins one" not in answer()
+    # Another model's is no obstacle.
+    other = calls.alone(run, watch, "other@champion", Decision(True, "Drift, and labels: 3"))
+    assert other.reason == "Drift, and the policy calls for a retrain: raypipe retrain begins one"
+    past.add("x", "ended", "h", {})
+    past.add("x", "released", "h", {})
+    assert answer().endswith("raypipe retrain begins one")
 
 
 def test_on_a_night_of_few_images_earlier_checks_call_for_a_retrain(run: RunConfig) -> None:

@@ -82,9 +82,12 @@ def test_a_table_that_was_moved_says_by_the_package_what_is_new(
     ("hashes", "new"), [((True, True), 8), ((True, False), 0), ((False, True), 0)]
 )
 def test_a_new_photograph_under_a_known_id_is_new(
-    hashes: tuple[bool, bool], new: int, tmp_path: Path
+    hashes: tuple[bool, bool], new: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Ids may be shared, as those of products. Only without a sha256 nothing else tells."""
+    """Ids may be shared, as those of products. Only without a sha256 nothing else tells.
+
+    An image that was encoded anew looks the same, so their number is told.
+    """
     job = validate(TrainJob, {"table": {"uri": str(tmp_path / "t")}, "run": {"dir": str(tmp_path)}})
     for commit, has_hash in enumerate(hashes):
         columns: dict[str, Any] = {"image_id": [f"p{n // 2}" for n in range(10)]}
@@ -99,6 +102,8 @@ def test_a_new_photograph_under_a_known_id_is_new(
     kept = learned.files(learned.of_training(job, before), learned.NONE_N2)
     package = SimpleNamespace(info={"table": theirs, "made": {}}, files=kept)
     assert sum(labels.new_labels(job, now, cast(Package, package)).values()) == new
+    told = f"{new} of {new} new labelled images have an id that the champion knows, and other bytes"
+    assert (told in caplog.text) == bool(new)
 
 
 def test_what_a_replay_left_out_is_not_new(tmp_path: Path) -> None:

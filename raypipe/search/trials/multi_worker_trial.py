@@ -13,7 +13,8 @@ trials. So the trial's process stands between the two:
 5. If it does, Tune calls `step` again, which releases the semaphore. So the group is at most AHEAD
    epochs ahead of Tune's decision.
 6. If it does not, Tune calls `cleanup`, which creates the leave-file `_leave_file`. The group sees
-   the file, saves and ends; `cleanup` joins the thread. Only then may the next trial start.
+   the file, saves and ends; `cleanup` joins the thread. Only then may the next trial start. A group
+   that hangs is given LEAVE_S: then this process takes no other trial, and the group ends with it.
 7. An error of the group ends the thread: the error goes through the queue, and `step` raises it.
 
 Tune's class interface (`tune.Trainable`) is used because Tune waits for its `cleanup`.
@@ -32,7 +33,7 @@ from typing import Any
 import ray
 from ray import tune
 
-from raypipe.errors import without_secrets
+from raypipe.errors import RaypipeError, without_secrets
 from raypipe.search.trials import trial_checkpoints
 from raypipe.search.trials.epoch_result import ENDED, EPOCH, result_of
 from raypipe.search.trials.trial import data_key, job_of
@@ -45,6 +46,10 @@ log = logging.getLogger("raypipe")
 # One epoch waits in the queue between the group and this process (Share.ahead), and one more is
 # trained before its report has to wait.
 AHEAD = 2
+# For a group that was asked to leave, beside train.timeout_s: in that time it fails if one of its
+# workers is silent. Tune gives a process that ends as long (TUNE_FORCE_TRIAL_CLEANUP_S), and one
+# that takes another trial all the time there is.
+LEAVE_S = 600.0
 Result = dict[str, Any]
 
 
@@ -52,6 +57,11 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
     """A trial as Ray Tune's class interface wants it: `step` returns the result of one epoch."""
 
     # `setup` is called once per process, `reset_config` for every trial that the process runs.
+
+    _thread: threading.Thread | None
+    _next_step: threading.Semaphore
+    _leave_file: Path
+    _leave_s: float
 
     def setup(
         self,
@@ -72,8 +82,17 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Prepare for a trial with these values; the process may have run another one before."""
-        self.cleanup()
+        """Prepare for a trial with these values; the process may have run another one before.
+
+        Raises RaypipeError if the workers of that one are still there.
+        """
+        if not self._has_left():
+            raise RaypipeError(
+                "The workers of the trial before hang",
+                got=f"they were asked to leave {self._leave_s:.0f} s ago",
+                rule="This trial would wait for their places without an end",
+                fix="The search goes on without this trial. Ray's log of the other one may say why",
+            )
         self._values = dict(new_config)
         self._pointed: Path | None = None
         self._reported = 0
@@ -105,16 +124,33 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
 
     def cleanup(self) -> None:
         """End the group, and wait until it has saved and freed its resources."""
+        if not self._has_left():
+            log.warning(
+                "The workers of a trial hang: they were asked to leave %.0f s ago, and end with "
+                "the trial's process",
+                self._leave_s,
+            )
+
+    def _has_left(self) -> bool:
+        """Ask the group to leave; has it within its time? One that has not is not waited for again.
+
+        It belongs to this process, and so it ends with it.
+        """
         # Tune may clean up a trial that it never set up: then the attribute is missing.
         thread = getattr(self, "_thread", None)
-        if thread is not None and thread.is_alive():
-            # The thread may be in the group, or wait for a step that never comes: end both.
-            self._leaving = True
-            self._leave_file.touch()
-            self._next_step.release()
-            thread.join()
-            self._leave_file.unlink(missing_ok=True)
-        self._thread: threading.Thread | None = None
+        self._thread = None
+        if thread is None or not thread.is_alive():
+            return True
+        # The thread may be in the group, or wait for a step that never comes: end both.
+        self._leaving = True
+        self._leave_file.touch()
+        self._next_step.release()
+        thread.join(timeout=self._leave_s)
+        if thread.is_alive():
+            # The file stays for a group that comes to.
+            return False
+        self._leave_file.unlink(missing_ok=True)
+        return True
 
     def _start(self) -> None:
         """Start the thread that trains, with a new queue, semaphore and leave-file."""
@@ -127,6 +163,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         name = f"leave-{uuid.uuid4().hex[:8]}"
         self._leave_file = self._folder.with_name(name)
         self._leaving = False
+        self._leave_s = LEAVE_S
         self._results: queue.Queue[tuple[Path, Result] | BaseException] = queue.Queue()
         self._next_step = threading.Semaphore(0)
         self._reporting = threading.Lock()
@@ -138,6 +175,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         try:
             job = job_of(self._job, self._values)
             self._trial_job = job
+            self._leave_s = LEAVE_S + job.train.timeout_s
             resume = newest(self._folder)
             state = trial_checkpoints.state_of(resume) if resume else LoopState()
             # A clone begins with its donor's clocks.

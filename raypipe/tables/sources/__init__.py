@@ -77,13 +77,14 @@ def _require_labels(cfg: SourceConfig, found: list[Candidate]) -> None:
                 ),
                 fix="Set model.task, or mend the labels",
             )
+    way_out = "Set ingest.from.labels to a CSV with columns file,label"
+    # The other kinds bring their labels themselves.
+    if cfg.kind not in ("folder", "paths"):
+        way_out = f"Set ingest.from.label_column, which is {cfg.label_column!r}"
     raise DataError(
         "There are no labels",
-        got=cfg.labels,
-        fix=(
-            "Set ingest.from.labels to a CSV with columns file,label, "
-            "or ingest.from.labelled=false to ingest without"
-        ),
+        got=cfg.labels or cfg.images,
+        fix=f"{way_out}, or ingest.from.labelled=false to ingest without",
     )
 
 

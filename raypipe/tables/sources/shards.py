@@ -28,9 +28,10 @@ from raypipe.tables.sources.candidate import (
 )
 from raypipe.tables.sources.fence import Fence
 from raypipe.tables.sources.labels import json_of, tell_of_split
-from raypipe.tables.sources.tar_samples import Sample, read_samples
+from raypipe.tables.sources.tar_samples import Sample, read_samples, split_key
 
 COMPANION_BYTES = 2**20  # a label is short
+ENDINGS_SHOWN = 5
 # A shard, also a compressed one, which is refused with its name. `0.tar.idx` is an index beside it.
 _SHARD = re.compile(r"\.(tar|t[gbx]z2?|tar\.(gz|bz2|xz|zst|lz4|z))$", re.IGNORECASE)
 _NO_SPLIT = "Leave ingest.from.split_column out, or write a JSON with that key beside each image"
@@ -79,12 +80,14 @@ def shards(
 ) -> list[Part]:
     """One part a shard; `label` and `split` are keys of `key.json`.
 
-    Raises DataError for a shard that is incomplete or compressed.
+    Raises DataError for a shard that is incomplete or compressed, and where `label` is wanted and
+    no shard has any.
     """
     keys = _Keys(label, split, task)
     if not images.is_dir():
         one = _shard(images, images.name, keys, fence)
         tell_of_split(images, sorted(keys.seen), [label, split])
+        _require_labels([images], [one], keys)
         return [one]
 
     named = [path for path in images.rglob("*") if _SHARD.search(path.name)]
@@ -107,7 +110,29 @@ def shards(
         name = file.relative_to(images).as_posix()
         parts.append(_shard(file, name, keys, fence))
     tell_of_split(images, sorted(keys.seen), [label, split])
+    _require_labels(files, parts, keys)
     return parts
+
+
+def _require_labels(files: list[Path], parts: list[Part], keys: _Keys) -> None:
+    """Raise DataError if labels are wanted, and no picture of any shard has one."""
+    if not keys.label:
+        return
+    found = [candidate for part in parts for candidate in part.candidates]
+    # A label that does not fit the task is another mistake; and so are shards without a picture.
+    if not found or any(one.label is not None or one.reason == "label" for one in found):
+        return
+    file, part = next((f, p) for f, p in zip(files, parts, strict=True) if p.candidates)
+    # Labels under an ending that is not read are among them.
+    have = sorted({f".{split_key(one.path)[1]}" for one in part.candidates})
+    more = f", one of {len(files)} shards without any" if len(files) > 1 else ""
+    raise DataError(
+        f"There are no labels beside the images of {file}{more}",
+        got=f"files that end in {', '.join(have[:ENDINGS_SHOWN])}",
+        rule=f"The label of KEY.jpg is in KEY.cls, KEY.txt or KEY.json (as {keys.label!r})",
+        fix="Write one of them beside each image, or set ingest.from.labelled=false to ingest "
+        "without",
+    )
 
 
 def _shard(file: Path, name: str, keys: _Keys, fence: Fence) -> Part:
