@@ -292,8 +292,8 @@ class Searching:
 
     def __call__(self, done: int, total: int, standings: Sequence[Standing]) -> None:
         now = time.monotonic()
-        # One that failed at once has nothing to show; heads of a first answer are no trials of it.
-        begun = max(done, sum(one.state != "fitted" for one in standings))
+        # One that failed at once has nothing to show, and is not among the standings.
+        begun = done + sum(one.state in ("running", "waiting") for one in standings)
         elapsed = duration(now - self._started)
         ended = f"Searching: {begun} of at most {total} trials begun, {done} ended, {elapsed}"
         if self._live is not None:

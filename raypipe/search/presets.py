@@ -48,9 +48,9 @@ def filled(given: dict[str, Any]) -> dict[str, Any]:
     # A soup and a refit each make the model; and what a refit costs is not limited.
     if given.get("soup", 1) != 1 or _limits_money(given.get("limits")):
         values.pop("refit", None)
-    # These begin all their trials at once, and a grid has its own number.
+    # These draw all their trials at once, and a grid has its own number.
     grids = "grid(" in str(given.get("space", ""))
-    if grids or given.get("scheduler") in ("pbt", "pb2", "hyperband"):
+    if grids or given.get("scheduler") in ("pbt", "pb2", "hyperband", "freeze_thaw"):
         values.pop("samples", None)
     return {**values, **given}
 

@@ -861,6 +861,8 @@ def test_a_preset_sets_only_what_the_user_did_not() -> None:
     assert changed(fast, {"budget_s": None}).budget_s is None, "a resolved one is not filled again"
     # All trials of a population begin at once.
     assert validate(SearchConfig, {"preset": "good", "scheduler": "pbt"}).samples == 16
+    # It draws all of its trials before the first: 2,000 took more time than a short budget has.
+    assert validate(SearchConfig, {"budget_s": 80, "scheduler": "freeze_thaw"}).samples == 16
     endless = validate(SearchConfig, {"preset": "fast", "budget_s": None})
     assert endless.budget_s is None and endless.samples == 16, "nothing would end 2,000"
     assert validate(SearchConfig, {"preset": "fast", "soup": 3}).soup == 3

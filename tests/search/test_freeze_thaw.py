@@ -278,6 +278,26 @@ def test_a_trial_that_tune_starts_again_is_not_paused() -> None:
     assert trial.status == Trial.PENDING and made.rule.is_running(trial.trial_id)
 
 
+def test_a_trial_that_had_failed_before_a_kill_is_tried_again_at_once() -> None:
+    """It waited instead, was never chosen, ended as if it had been stopped early, and won."""
+    job = validate(Job, {"table": {"uri": "unused"}})
+    space = parse.parse({"train.lr": "loguniform(1e-4, 1e-2)"}, job.training)
+    trial = Trial("unused", config={"train.lr": 1e-3}, stub=True)
+    before, after = (
+        freeze_thaw(job.train.stopping, 3, space, seed=0, concurrent=1) for _ in range(2)
+    )
+    before.on_trial_add(None, trial)
+    assert before.rule.choose() == trial.trial_id
+    before.on_trial_error(None, trial)
+    after.rule.restore(before.rule.state())
+    # As Tune does with trials that failed.
+    trial.set_status(Trial.PENDING)
+    after.on_trial_add(None, trial)
+    assert trial.status == Trial.PENDING and after.rule.is_running(trial.trial_id)
+    after.on_trial_error(None, trial)
+    assert after.rule.is_failed(trial.trial_id) and after.rule.choose() is None
+
+
 def test_of_equal_promise_the_cheaper_trial_comes_first() -> None:
     rule = rule_of([0.5, 0.5 + 1e-9, 0.2])
     for trial, seconds in (("0", 100.0), ("1", 1.0)):

@@ -188,6 +188,9 @@ class FreezeThaw:
     def is_running(self, trial: str) -> bool:
         return trial in self._running
 
+    def is_failed(self, trial: str) -> bool:
+        return trial in self._failed
+
     def is_ended(self, trial: str) -> bool:
         return trial in self._ended
 

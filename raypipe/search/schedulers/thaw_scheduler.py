@@ -58,8 +58,12 @@ class FreezeThawScheduler(RuleScheduler):
         self.rule.meet(name, self._coordinates.of(trial.config))
         if self.rule.is_ended(name):
             trial.set_status(Trial.TERMINATED)
+        elif self.rule.is_failed(name):
+            # It failed before a kill. Left to wait, it might never be chosen, and end as if it had
+            # only been stopped early: as the best one, with a model. So it shows what it can.
+            self.rule.begin(name)
         elif not self.rule.is_running(name):
-            self.rule.forget(name)  # one that had failed may run again
+            self.rule.forget(name)
             if not lacks_last(trial):
                 trial.set_status(Trial.PAUSED)
 
