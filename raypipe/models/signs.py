@@ -7,7 +7,8 @@ embedding, the distance of images to their nearest known ones, and the classes t
 Embeddings are seen in few directions: the principal components of the known images, in units of
 standard deviation. In all 1,280 a shift drowns in features that never vary.
 
-Letters in names: N rows, M of a window, C classes, D features, Q directions, K known domains.
+Letters in names: N rows, W windows, M rows of a window, C classes, D features, Q directions, K
+known domains.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ DIRECTIONS, ROWS_A_DIRECTION = 32, 8
 NEIGHBOURS = 5
 LEAST_SPREAD = 0.3
 """Of the median feature's: features that hardly vary in validation would rule all distances."""
+_AT_ONCE = 2_000_000  # numbers: 16 MB
 
 
 @dataclass(frozen=True)
@@ -123,21 +125,37 @@ def distance(
 
 def signs(known: Known, window: Rows) -> tuple[np.ndarray, np.ndarray]:
     """(signs_S, shares_K): what differs from the nearest mixture of known domains."""
-    mean_Q = window.points_NQ.mean(0)
-    shares_K = _mixture(known.means_KQ, mean_Q)
-    away_Q = mean_Q - shares_K @ known.means_KQ
-    # The mean of few rows lies away by chance.
-    by_chance = (window.points_NQ.var(0) / len(window.points_NQ)).sum()
-    away = np.sqrt(max(0.0, float(away_Q @ away_Q - by_chance)))
-    expected_4 = shares_K @ known.facts_K4
-    predicted_C = window.scores_NC.mean(0) - shares_K @ known.scores_KC
-    four = [
-        window.scores_NC.max(1).mean() - expected_4[0],
-        away,
-        window.far_N.mean() - expected_4[1],
-        0.5 * np.abs(predicted_C).sum(),
+    signs_WS, shares_WK = signs_of(known, window, np.arange(len(window.far_N))[None])
+    return signs_WS[0], shares_WK[0]
+
+
+def signs_of(known: Known, table: Rows, rows_WM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(signs_WS, shares_WK) of W windows of M rows each, as `signs` of each; W is at least 1."""
+    width = max(table.scores_NC.shape[1], table.points_NQ.shape[1])
+    at_once = max(1, _AT_ONCE // (rows_WM.shape[1] * width))
+    parts = [
+        _signs_of(known, table, rows_WM[start : start + at_once])
+        for start in range(0, len(rows_WM), at_once)
     ]
-    return np.array(four), shares_K
+    return np.concatenate([one for one, _ in parts]), np.concatenate([one for _, one in parts])
+
+
+def _signs_of(known: Known, table: Rows, rows_WM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    points_WMQ, scores_WMC = table.points_NQ[rows_WM], table.scores_NC[rows_WM]
+    mean_WQ = points_WMQ.mean(1)
+    shares_WK = np.stack([_mixture(known.means_KQ, mean_Q) for mean_Q in mean_WQ])
+    away_WQ = mean_WQ - shares_WK @ known.means_KQ
+    # The mean of few rows lies away by chance.
+    by_chance_W = (points_WMQ.var(1) / rows_WM.shape[1]).sum(1)
+    expected_W4 = shares_WK @ known.facts_K4
+    predicted_WC = scores_WMC.mean(1) - shares_WK @ known.scores_KC
+    four = [
+        scores_WMC.max(2).mean(1) - expected_W4[:, 0],
+        np.sqrt(np.maximum(0.0, (away_WQ**2).sum(1) - by_chance_W)),
+        table.far_N[rows_WM].mean(1) - expected_W4[:, 1],
+        0.5 * np.abs(predicted_WC).sum(1),
+    ]
+    return np.stack(four, axis=1), shares_WK
 
 
 def _mixture(means_KQ: np.ndarray, mean_Q: np.ndarray) -> np.ndarray:

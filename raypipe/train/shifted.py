@@ -18,10 +18,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from dataclasses import replace as with_
 
 import numpy as np
 import torch
 
+from raypipe.config import replace
 from raypipe.errors import DataError
 from raypipe.feed.dataset import Pinned
 from raypipe.feed.locate import locate
@@ -41,6 +43,7 @@ STRENGTHS = (0.3, 0.6, 1.0)
 KNOWN = 500
 """Images as they are, of which the package keeps 32 numbers each."""
 AT_ONCE = 16
+COPYING = 0.75  # of the time until an end: the estimate is fitted to the copies in the rest
 ONE, OTHERS = "all", "(other domains)"
 NO_TIME = "no time was left for shifted copies"
 
@@ -64,14 +67,23 @@ def in_time(
     """`measured`, or none if it is not done by `until`, of time.monotonic; None: however long."""
     if until is None:
         return measured(job, model, pinned, unseen)
-    if until <= time.monotonic():
+    left_s = until - time.monotonic()
+    if left_s <= 0:
         # Where an estimate makes no sense, more time would give none.
         return Measured(None, _why_not(job, pinned, unseen) or NO_TIME)
+    # What came before may have taken longer than was planned. Copies that end by themselves are
+    # enough for an estimate, where those that are interrupted are lost.
+    is_late = COPYING * left_s < job.registry.severity_s
+    if is_late:
+        job = replace(job, {"registry.severity_s": COPYING * left_s})
     try:
-        with interrupted(until - time.monotonic(), lambda: OutOfTime(NO_TIME)):
-            return measured(job, model, pinned, unseen)
+        with interrupted(left_s, lambda: OutOfTime(NO_TIME)):
+            found = measured(job, model, pinned, unseen)
     except OutOfTime as e:
         return Measured(None, e.what)
+    if is_late and 0 < found.copied < LEAST_COPIED:
+        return with_(found, why_not=NO_TIME)  # not the user's number of seconds
+    return found
 
 
 def measured(

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raypipe.config import validate
 from raypipe.feed.dataset import pin
 from raypipe.images import shifts
 from raypipe.models.severity import require_enough
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.train import shifted, unseen
+from raypipe.train.job import TrainJob
 from raypipe.train.shifted import OTHERS, pooled
 
 from .conftest import Jobs
@@ -80,14 +82,35 @@ def test_no_time_is_the_reason_only_where_time_would_have_helped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nothing: Any = None
+    job = validate(TrainJob, {"table": {"uri": "unused"}})
     why_not = {"is": ""}
     monkeypatch.setattr(shifted, "_why_not", lambda *given: why_not["is"])
     monkeypatch.setattr(shifted, "measured", lambda *given: time.sleep(60))
     began = time.monotonic()
     for until in (0.0, began, began + 0.2):
-        found = shifted.in_time(nothing, nothing, nothing, nothing, until)
+        found = shifted.in_time(job, nothing, nothing, nothing, until)
         assert (found.calibration, found.why_not) == (None, shifted.NO_TIME)
     assert time.monotonic() - began < 10
     why_not["is"] = "there are no validation images"
-    found = shifted.in_time(nothing, nothing, nothing, nothing, 0.0)
+    found = shifted.in_time(job, nothing, nothing, nothing, 0.0)
     assert found.why_not == "there are no validation images"
+
+
+def test_copies_that_begin_late_end_in_time_to_be_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They ran for as long as had been planned, were interrupted, and were lost."""
+    nothing: Any = None
+    job = validate(TrainJob, {"table": {"uri": "unused"}, "registry": {"severity_s": 40.0}})
+    given = []
+
+    def measured(job: TrainJob, *others: Any) -> shifted.Measured:
+        given.append(job.registry.severity_s)
+        few = job.registry.severity_s < 5
+        return shifted.Measured(
+            None, "registry.severity_s=… allow" if few else "", 7 if few else 99
+        )
+
+    monkeypatch.setattr(shifted, "measured", measured)
+    now = time.monotonic()
+    for left_s, expected_s, why_not in ((100, 40, ""), (20, 15, ""), (4, 3, shifted.NO_TIME)):
+        found = shifted.in_time(job, nothing, nothing, nothing, now + left_s)
+        assert given.pop() == pytest.approx(expected_s, abs=0.5) and found.why_not == why_not
