@@ -137,6 +137,7 @@ def test_a_group_that_hangs_ends_with_its_process_and_holds_up_no_other_trial(
     searches: Searches,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    heard: None,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The trial's process joined its thread without a limit: a reset, and with it the search,

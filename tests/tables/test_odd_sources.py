@@ -70,15 +70,15 @@ def test_shards_without_labels_are_one_message_and_lose_nothing(tmp_path: Path) 
     first = shards / "0.tar"
     table = TableConfig(uri=str(tmp_path / "table"))
     says = (
-        rf"no labels beside the images of {first}, one of 2 shards without any .got .files that "
-        r"end in \.jpg, \.label.*KEY\.cls, KEY\.txt or KEY\.json \(as 'label'\).*"
+        rf"no labels .got .{first}, one of 2 shards without any: files that end in "
+        r"\.jpg, \.label.*KEY\.cls, KEY\.txt or KEY\.json \(as 'label'\).*"
         r"set ingest\.from\.labelled=false"
     )
     config = {"from": {"kind": "tar", "images": str(shards)}}
     with pytest.raises(DataError, match=says):
         ingest(table, validate(IngestConfig, config))
     assert not Path(table.uri).exists()
-    with pytest.raises(DataError, match=rf"no labels beside the images of {first} "):
+    with pytest.raises(DataError, match=rf"no labels .got .{first}: files that"):
         of_tar(first)
     # The way out takes all of it; and one label is enough for the others to come without.
     assert of_tar(shards, labelled=False)["a.jpg"] == (None, "")

@@ -82,7 +82,11 @@ def test_a_table_that_was_moved_says_by_the_package_what_is_new(
     ("hashes", "new"), [((True, True), 8), ((True, False), 0), ((False, True), 0)]
 )
 def test_a_new_photograph_under_a_known_id_is_new(
-    hashes: tuple[bool, bool], new: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    hashes: tuple[bool, bool],
+    new: int,
+    tmp_path: Path,
+    heard: None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Ids may be shared, as those of products. Only without a sha256 nothing else tells.
 

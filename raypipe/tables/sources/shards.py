@@ -127,8 +127,8 @@ def _require_labels(files: list[Path], parts: list[Part], keys: _Keys) -> None:
     have = sorted({f".{split_key(one.path)[1]}" for one in part.candidates})
     more = f", one of {len(files)} shards without any" if len(files) > 1 else ""
     raise DataError(
-        f"There are no labels beside the images of {file}{more}",
-        got=f"files that end in {', '.join(have[:ENDINGS_SHOWN])}",
+        "There are no labels",
+        got=f"{file}{more}: files that end in {', '.join(have[:ENDINGS_SHOWN])}",
         rule=f"The label of KEY.jpg is in KEY.cls, KEY.txt or KEY.json (as {keys.label!r})",
         fix="Write one of them beside each image, or set ingest.from.labelled=false to ingest "
         "without",
