@@ -125,7 +125,9 @@ def distance(
 
 def signs(known: Known, window: Rows) -> tuple[np.ndarray, np.ndarray]:
     """(signs_S, shares_K): what differs from the nearest mixture of known domains."""
-    signs_WS, shares_WK = signs_of(known, window, np.arange(len(window.far_N))[None])
+    # Views: a window of a drift check may be large.
+    one = window.points_NQ[None], window.scores_NC[None], window.far_N[None]
+    signs_WS, shares_WK = _signs_of(known, *one)
     return signs_WS[0], shares_WK[0]
 
 
@@ -133,26 +135,28 @@ def signs_of(known: Known, table: Rows, rows_WM: np.ndarray) -> tuple[np.ndarray
     """(signs_WS, shares_WK) of W windows of M rows each, as `signs` of each; W is at least 1."""
     width = max(table.scores_NC.shape[1], table.points_NQ.shape[1])
     at_once = max(1, _AT_ONCE // (rows_WM.shape[1] * width))
-    parts = [
-        _signs_of(known, table, rows_WM[start : start + at_once])
-        for start in range(0, len(rows_WM), at_once)
-    ]
+    parts = []
+    for start in range(0, len(rows_WM), at_once):
+        some = rows_WM[start : start + at_once]
+        drawn = table.points_NQ[some], table.scores_NC[some], table.far_N[some]
+        parts.append(_signs_of(known, *drawn))
     return np.concatenate([one for one, _ in parts]), np.concatenate([one for _, one in parts])
 
 
-def _signs_of(known: Known, table: Rows, rows_WM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    points_WMQ, scores_WMC = table.points_NQ[rows_WM], table.scores_NC[rows_WM]
+def _signs_of(
+    known: Known, points_WMQ: np.ndarray, scores_WMC: np.ndarray, far_WM: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     mean_WQ = points_WMQ.mean(1)
     shares_WK = np.stack([_mixture(known.means_KQ, mean_Q) for mean_Q in mean_WQ])
     away_WQ = mean_WQ - shares_WK @ known.means_KQ
     # The mean of few rows lies away by chance.
-    by_chance_W = (points_WMQ.var(1) / rows_WM.shape[1]).sum(1)
+    by_chance_W = (points_WMQ.var(1) / points_WMQ.shape[1]).sum(1)
     expected_W4 = shares_WK @ known.facts_K4
     predicted_WC = scores_WMC.mean(1) - shares_WK @ known.scores_KC
     four = [
         scores_WMC.max(2).mean(1) - expected_W4[:, 0],
         np.sqrt(np.maximum(0.0, (away_WQ**2).sum(1) - by_chance_W)),
-        table.far_N[rows_WM].mean(1) - expected_W4[:, 1],
+        far_WM.mean(1) - expected_W4[:, 1],
         0.5 * np.abs(predicted_WC).sum(1),
     ]
     return np.stack(four, axis=1), shares_WK

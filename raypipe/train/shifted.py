@@ -81,7 +81,7 @@ def in_time(
             found = measured(job, model, pinned, unseen)
     except OutOfTime as e:
         return Measured(None, e.what)
-    if is_late and 0 < found.copied < LEAST_COPIED:
+    if is_late and 0 < found.copied < LEAST_COPIED <= job.registry.severity_images:
         return with_(found, why_not=NO_TIME)  # not the user's number of seconds
     return found
 

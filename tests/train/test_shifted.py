@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raypipe.config import validate
+from raypipe.config import replace, validate
 from raypipe.feed.dataset import pin
 from raypipe.images import shifts
 from raypipe.models.severity import require_enough
@@ -114,3 +114,7 @@ def test_copies_that_begin_late_end_in_time_to_be_of_use(monkeypatch: pytest.Mon
     for left_s, expected_s, why_not in ((100, 40, ""), (20, 15, ""), (4, 3, shifted.NO_TIME)):
         found = shifted.in_time(job, nothing, nothing, nothing, now + left_s)
         assert given.pop() == pytest.approx(expected_s, abs=0.5) and found.why_not == why_not
+    # Somebody wants so few: more time would give no more.
+    few = replace(job, {"registry.severity_images": 7})
+    found = shifted.in_time(few, nothing, nothing, nothing, now + 4)
+    assert found.why_not == "registry.severity_s=… allow"

@@ -59,8 +59,8 @@ class FreezeThawScheduler(RuleScheduler):
         if self.rule.is_ended(name):
             trial.set_status(Trial.TERMINATED)
         elif self.rule.is_failed(name):
-            # It failed before a kill. Left to wait, it might never be chosen, and end as if it had
-            # only been stopped early: as the best one, with a model. So it shows what it can.
+            # It failed before a kill. If it waited, nobody might choose it again. It would end as
+            # if it had been stopped early, and might win. So it is tried again at once.
             self.rule.begin(name)
         elif not self.rule.is_running(name):
             self.rule.forget(name)
