@@ -298,15 +298,15 @@ def test_a_trial_that_had_failed_before_a_kill_is_tried_again_at_once() -> None:
     assert after.rule.is_failed(trial.trial_id) and after.rule.choose() is None
 
 
-def test_of_equal_promise_the_cheaper_trial_comes_first() -> None:
+def test_the_better_trial_comes_first_however_dear_it_is() -> None:
     rule = rule_of([0.5, 0.5 + 1e-9, 0.2])
-    for trial, seconds in (("0", 100.0), ("1", 1.0)):
+    for trial, value, seconds in (("0", 0.4, 1000.0), ("1", 0.5, 1.0)):
         for epoch in (1, 2):
-            rule.report(trial, epoch, 0.5, math.log(0.5), seconds)
+            rule.report(trial, epoch, value, math.log(value), seconds)
         rule.forget(trial)
     dear, cheap, new = rule._log_seconds(["0", "1", "2"])
     assert cheap < new < dear  # guessed in between
-    assert rule.choose({"0", "1"}) == "1"
+    assert rule.choose({"0", "1"}) == "0"
 
 
 def test_an_epoch_of_before_a_kill_makes_no_trial_look_cheap() -> None:
@@ -325,16 +325,15 @@ def test_an_epoch_of_before_a_kill_makes_no_trial_look_cheap() -> None:
     assert made.rule.state()["spent"] == pytest.approx(40)
 
 
-def test_a_search_of_dear_trials_waits_in_seconds() -> None:
-    """Many epochs of the cheap trial are no reason to give the dear ones up."""
+def test_a_search_of_dear_trials_waits_in_epochs() -> None:
+    """Few epochs of a dear trial take all the seconds of the others: no reason to give it up."""
     rule = rule_of([0.1, 0.9], epochs=100)
     rule.report("0", 1, 0.5, 0.0, 1.0)
     rule.report("1", 1, 0.5, 0.0, 1000.0)
-    for epoch in range(2, 60):
-        rule.report("0", epoch, 0.5, 0.0, 1.0)
-    assert not rule._is_settled(["0", "1"])
-    for epoch in range(2, 52):  # as long as one whole training
+    for epoch in range(2, 101):
         rule.report("1", epoch, 0.5, 0.0, 1000.0)
+        assert not rule._is_settled(["0", "1"])
+    rule.report("0", 2, 0.5, 0.0, 1.0)  # as many epochs as one whole training has
     assert rule._is_settled(["0", "1"])
     rule.meet("2", np.array([0.5]))
     assert not rule._is_settled(["0", "1", "2"])  # one that has not begun
@@ -379,7 +378,7 @@ def test_seconds_that_are_known_late_count_for_earlier_epochs_too() -> None:
     for epoch in range(1, 5):
         for rule, seconds in ((late, None if epoch < 4 else 0.01), (known, 0.01)):
             rule.report("0", epoch, 1 / epoch, -math.log(epoch), seconds)
-    for key in ("spent", "improved", "begun"):
+    for key in ("spent", "improved"):
         assert late.state()[key] == pytest.approx(known.state()[key]), key
 
 
@@ -391,7 +390,7 @@ def test_the_best_is_trained_in_full_though_it_runs_when_nothing_else_is_worth_i
     for epoch in range(2, 4):
         rule.report("2", epoch, 0.9, math.log(0.9))
         rule.report("0", epoch, 0.5, math.log(0.5))
-    rule._spent += 100
+    rule._news -= 100
     rule.begin("1")
     assert rule.choose() is None and not rule.done
     assert [rule.report("1", epoch, 0.1, math.log(0.1)) for epoch in (2, 3, 4)][:2] == ["go on"] * 2
@@ -412,7 +411,7 @@ def test_a_trial_that_diverged_at_its_end_was_not_trained_in_full(end: int) -> N
     for epoch in range(2, end):
         rule.report("1", epoch, 0.1, math.log(0.1))
     assert rule.report("1", end, NAN, NAN, ended=True) == "stop"
-    rule._spent += 100  # nothing improves any more
+    rule._news -= 100  # nothing improves any more
     assert rule.choose() == "0" and not rule.done
     said = [rule.report("0", epoch, 0.5, math.log(0.5)) for epoch in (2, 3, 4)]
     assert said == ["go on", "go on", "stop"]
@@ -475,11 +474,12 @@ def test_a_search_that_an_older_raypipe_began_continues() -> None:
     rule.report("0", 1, 0.5, math.log(0.5), 2.0)
     rule.report("0", 2, 0.4, math.log(0.4), 4.0)
     old = rule.state()
-    del old["begun"]
+    old["begun"] = old["spent"]
+    del old["news"]
     curve = Curve.__new__(Curve)
     curve.__setstate__({**old["curves"]["0"].__dict__, "seconds": 6.0, "timed": 2})
     rule.restore({**old, "curves": {"0": curve}})
-    assert curve.seconds == [3.0, 3.0] and rule.state()["begun"] == rule.state()["spent"] > 0
+    assert curve.seconds == [3.0, 3.0] and rule.state()["news"] == 2
     assert rule.choose() in ("0", "1")
 
 

@@ -14,13 +14,14 @@ al. 2024, "In-context freeze-thaw Bayesian optimization" (ifBO):
   tables.
 - The trial that has just reported goes on without a pause if it is that trial. It goes on anyway
   for the share FIRST of its epochs: in a warm-up, good trials look as bad as hopeless ones.
-- Where epochs cost different seconds, the probability is divided by the trial's seconds an epoch.
-- The best trial may have values that the model thinks little of. So once STUCK epochs of each trial
-  have not improved the metric, half of the decisions begin another trial.
+- The best trial may have values that the model thinks little of. So once nothing has improved the
+  metric for as long as STUCK epochs of each trial take, half of the decisions begin another trial.
 - The search ends when all trials have begun, and WAIT epochs of each have since improved nothing;
   or as many as one whole training has, if that is more. Expected gains are no good end: they stay
-  high for ever where a validation set is noisy, and fall to nothing too early elsewhere. Waits are
-  in seconds if these are known, else in epochs.
+  high for ever where a validation set is noisy, and fall to nothing too early elsewhere. Nor are
+  seconds: where the best trial's epochs are long, too few of them fit into the wait.
+- Cheap trials are not preferred: dividing the probability by a trial's seconds an epoch, or by
+  their root, finds the best later and loses it where it is dear.
 
 Targets are minimised (`curves.target`). The winner is judged by the metric.
 """
@@ -43,11 +44,10 @@ from raypipe.search.schedulers.surrogate import Array, Data, Likeness, Posterior
 from raypipe.train.stopping import Mode
 
 FIRST = 0.04  # share of the epochs that every trial trains before it pauses; one epoch at least
-STUCK = 0.5  # epochs without an improvement, of each trial of the search
+STUCK = 0.5  # epochs without an improvement, of each trial of the search; by their seconds
 BEGIN = 0.5  # share of the decisions that then begin a trial
-WAIT = 2.0  # epochs of each trial, since the last improvement and since the last trial began
+WAIT = 2  # epochs of each trial, since the last improvement and since the last trial began
 IMPROVED = 1e-3  # share of the best metric by which it must get better to count
-COST = 1.0  # power of the seconds an epoch that a probability is divided by
 # The hyperparameters are one guess, taken for certain. So intervals are too narrow by this factor,
 # on the tables that the rule was developed on.
 WIDER = 1.7
@@ -81,7 +81,7 @@ class FreezeThaw:
         self._reports = 0
         self._best: float | None = None  # the metric, when it last improved; more is better
         self._improved = 0.0  # what was spent until then
-        self._begun = 0.0  # what was spent until a trial last reported its first epoch
+        self._news = 0  # reports until then, or until a trial last reported its first epoch
         self._spent = 0.0  # seconds of all epochs, or their number
         self._theta: list[float] | None = None  # the surrogate's hyperparameters
         self._fitted = 0  # observations that they were fitted to
@@ -123,7 +123,7 @@ class FreezeThaw:
             self._spend(trial, is_first_time=bool(curve.seconds) and not was_timed)
             self._note(score)
             if len(curve.targets) == 1:
-                self._begun = self._spent
+                self._news = self._reports
         curve.is_whole = curve.is_whole or ended
         if is_lost or ended or epoch >= self.max_epochs or trial in self._ended:
             self.end(trial)
@@ -208,7 +208,7 @@ class FreezeThaw:
             "reports": self._reports,
             "best": self._best,
             "improved": self._improved,
-            "begun": self._begun,
+            "news": self._news,
             "spent": self._spent,
             "theta": self._theta,
             "fitted": self._fitted,
@@ -218,8 +218,10 @@ class FreezeThaw:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `state` returned. It stays as it is: reports change a copy."""
-        # An older raypipe did not keep `begun`.
-        for name, value in copy.deepcopy({"begun": state["spent"], **state}).items():
+        # An older raypipe did not keep `news`.
+        state = {"news": state["reports"], **copy.deepcopy(state)}
+        state.pop("begun", None)
+        for name, value in state.items():
             setattr(self, f"_{name}", value)
         self._known = self._likeness = None
         self._prices = {}
@@ -263,7 +265,7 @@ class FreezeThaw:
         mean_C, sd_C = self._predict(model, names, np.array(epochs))
         worth_C = log_ndtr((draw.threshold - mean_C) / np.hypot(sd_C, model.posterior.noise))
         # The last digits depend on who else is asked for, and after a restore those are others.
-        worth_C = np.round(worth_C - COST * self._log_seconds(names), 9)
+        worth_C = np.round(worth_C, 9)
         model.worth.update(zip(names, worth_C.tolist(), strict=True))
 
     def _open(self) -> list[str]:
@@ -302,9 +304,7 @@ class FreezeThaw:
         """
         price = float(np.exp(self._log_seconds([trial])[0]))
         if is_first_time:
-            self._spent, self._improved, self._begun = (
-                epochs * price for epochs in (self._spent, self._improved, self._begun)
-            )
+            self._spent, self._improved = self._spent * price, self._improved * price
         self._spent += price
 
     def _note(self, score: float) -> None:
@@ -312,14 +312,13 @@ class FreezeThaw:
         least = -math.inf if self._best is None else self._best + IMPROVED * abs(self._best)
         if score > least:
             self._best = score
-            self._improved = self._spent
+            self._improved, self._news = self._spent, self._reports
 
     def _is_settled(self, open_: list[str]) -> bool:
         """Have all trials begun, and has nothing improved for long?"""
         if not all(map(self._epoch, open_)):
             return False
-        wait = max(WAIT, self.max_epochs / len(self._x)) * self._round()
-        return self._spent - max(self._improved, self._begun) >= wait
+        return self._reports - self._news >= max(WAIT * len(self._x), self.max_epochs)
 
     def _round(self) -> float:
         """What an epoch of each trial costs, as `_spent` counts."""
