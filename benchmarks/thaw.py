@@ -1,6 +1,7 @@
 """Freeze-thaw search beside ASHA, PASHA and random search on tabulated learning curves.
 
-    python -m benchmarks.thaw --tables solar,dev [--orders 0:20] [--seconds] [--out FILE]
+    python -m benchmarks.thaw --tables solar,dev [--orders 0:20] [--seconds] [--trials 16] \
+        [--out FILE]
     python -m benchmarks.thaw --report FILE
 
 Wanted: a fifth of random search's epochs in the median of the tables, half on the worst; 0.6 of
@@ -19,6 +20,8 @@ seed.
 Without --seconds these count epochs of all workers, with it seconds of the clock. A search that
 never gets there counts with the epochs, or seconds, of the whole table.
 
+With --trials, a search has the first trials of an order, and they are the whole table to it.
+
 --out appends one JSON line for each order, and skips those that the file has, so a long comparison
 can be made in pieces. Tables: solar, emoji, a task of Quick-Tune's, `dev` (its even tasks, on which
 the rule was developed), `held` (its odd ones).
@@ -34,6 +37,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +176,18 @@ def orders_of(of: CurveTable, seed: int) -> list[int]:
     return random.Random(seed).sample(range(len(of.values)), len(of.values))
 
 
+def search_of(of: CurveTable, seed: int, trials: int | None) -> tuple[CurveTable, list[int]]:
+    """(the table, an order of it); with `trials`, the first ones of that order as a table."""
+    order = orders_of(of, seed)
+    if trials is None:
+        return of, order
+    few = order[:trials]
+    values, targets = ([curves[i] for i in few] for curves in (of.values, of.targets))
+    seconds = of.seconds and [of.seconds[i] for i in few]
+    x_MD = of.x_MD[few]
+    return replace(of, values=values, targets=targets, seconds=seconds, x_MD=x_MD), [*range(trials)]
+
+
 def ratios(found: dict[str, list[dict[str, float]]], draws: int = 1000) -> dict[str, Any]:
     """Of the same orders under each rule: [ratio, ends of its 95 % bootstrap interval]."""
     rows = {
@@ -200,25 +216,26 @@ def ratios(found: dict[str, list[dict[str, float]]], draws: int = 1000) -> dict[
 
 
 def compare(
-    of: CurveTable, seeds: range, is_timed: bool = False
+    of: CurveTable, seeds: range, is_timed: bool = False, trials: int | None = None
 ) -> dict[str, list[dict[str, float]]]:
     """Each rule's searches over the orders."""
-    orders = [orders_of(of, seed) for seed in seeds]
-    return {rule: [run(of, order, rule, is_timed) for order in orders] for rule in RULES}
+    searches = [search_of(of, seed, trials) for seed in seeds]
+    return {rule: [run(*search, rule, is_timed) for search in searches] for rule in RULES}
 
 
-def append(of: CurveTable, seeds: range, is_timed: bool, out: Path) -> None:
+def append(of: CurveTable, seeds: range, is_timed: bool, trials: int | None, out: Path) -> None:
     """Run the orders that the file does not have yet."""
     known = {
-        (line["table"], line["timed"], line["seed"])
+        (line["table"], line["timed"], line["seed"], line.get("trials"))
         for line in map(json.loads, out.read_text().splitlines() if out.exists() else [])
     }
     for seed in seeds:
-        if (of.name, is_timed, seed) in known:
+        if (of.name, is_timed, seed, trials) in known:
             continue
-        order = orders_of(of, seed)
+        search = search_of(of, seed, trials)
         line = {"table": of.name, "timed": is_timed, "seed": seed}
-        line |= {rule: run(of, order, rule, is_timed) for rule in RULES}
+        line |= {"trials": trials} if trials else {}
+        line |= {rule: run(*search, rule, is_timed) for rule in RULES}
         with out.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -227,18 +244,28 @@ def report(file: Path) -> None:
     """One line for each table, and the median and the worst of Quick-Tune's tasks."""
     lines = defaultdict(list)
     for line in map(json.loads, file.read_text().splitlines()):
-        lines[line["table"], line["timed"]].append(line)
-    reached = defaultdict(list)
-    for (name, is_timed), some in sorted(lines.items()):
-        shown = ratios({rule: [one[rule] for one in some] for rule in RULES})
+        lines[line["table"], line["timed"], line.get("trials", 0)].append(line)
+    reached, ended, short = defaultdict(list), defaultdict(list), defaultdict(list)
+    for (name, is_timed, trials), some in sorted(lines.items()):
+        found = {rule: [one[rule] for one in some] for rule in RULES}
+        shown = ratios(found)
         unit = "seconds" if is_timed else "epochs"
+        unit += f" of {trials} trials" if trials else ""
         print(json.dumps({"table": name, "unit": unit} | shown))
-        if name not in ("solar", "emoji"):
-            for rule, (value, _, _) in shown["reach_vs_random"].items():
-                reached[unit, rule].append(value)
+        if name in ("solar", "emoji"):
+            continue
+        for rule in RULES[1:]:
+            whole, all_ = (sum(one["whole"] for one in found[by]) for by in (rule, "random"))
+            reached[unit, rule].append(shown["reach_vs_random"][rule][0])
+            ended[unit, rule].append(whole / all_)
+            short[unit, rule].append(shown["short"][rule])
     for (unit, rule), values in sorted(reached.items()):
-        middle, worst = float(np.median(values)), max(values)
-        print(f"{len(values)} tasks, {unit}, {rule}: median {middle:.3f}, worst {worst:.3f}")
+        ends, lost = np.median(ended[unit, rule]), short[unit, rule]
+        print(
+            f"{len(values)} tasks, {unit}, {rule}: median {np.median(values):.3f}, "
+            f"worst {max(values):.3f}; ends at {ends:.3f}; "
+            f"loses {np.median(lost):.2f} %, worst {max(lost):.2f} %"
+        )
 
 
 def chosen_tables(names: str, folder: Path | None) -> list[CurveTable]:
@@ -264,6 +291,7 @@ def main() -> None:
     parser.add_argument("--curves", type=Path, help="the folder of Quick-Tune's tables")
     parser.add_argument("--orders", default="0:20", help="seeds of the orders, FIRST:END")
     parser.add_argument("--seconds", action="store_true")
+    parser.add_argument("--trials", type=int, help="of each order; by default all")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--report", type=Path)
     chosen = parser.parse_args()
@@ -275,9 +303,10 @@ def main() -> None:
         if chosen.seconds and of.seconds is None:
             print(f"{of.name} is skipped: it has no seconds")
         elif chosen.out:
-            append(of, seeds, chosen.seconds, chosen.out)
+            append(of, seeds, chosen.seconds, chosen.trials, chosen.out)
         else:
-            print(json.dumps({"table": of.name} | ratios(compare(of, seeds, chosen.seconds))))
+            found = compare(of, seeds, chosen.seconds, chosen.trials)
+            print(json.dumps({"table": of.name} | ratios(found)))
 
 
 if __name__ == "__main__":
