@@ -18,7 +18,7 @@ from raypipe.errors import ConfigError
 from raypipe.job import Job
 from raypipe.search.schedulers import surrogate
 from raypipe.search.schedulers.curves import MOST_OBSERVED, Curve, log_seconds, target
-from raypipe.search.schedulers.freeze_thaw import FreezeThaw
+from raypipe.search.schedulers.freeze_thaw import MOST_CANDIDATES, FreezeThaw
 from raypipe.search.schedulers.surrogate import Data, Likeness, Posterior
 from raypipe.search.schedulers.thaw_scheduler import SECONDS, freeze_thaw
 from raypipe.search.space import parse
@@ -35,7 +35,7 @@ def losses(x: float, epochs: int = EPOCHS) -> list[float]:
 
 
 def rule_of(xs: list[float], epochs: int = EPOCHS, **more: Any) -> FreezeThaw:
-    rule = FreezeThaw(epochs, np.array([0]), mode="min", **more)
+    rule = FreezeThaw(epochs, np.array([0]), **{"mode": "min", **more})
     for i, x in enumerate(xs):
         rule.meet(str(i), np.array([x]))
     return rule
@@ -298,6 +298,23 @@ def test_a_trial_that_had_failed_before_a_kill_is_tried_again_at_once() -> None:
     assert after.rule.is_failed(trial.trial_id) and after.rule.choose() is None
 
 
+def test_a_trial_that_the_end_of_a_search_cut_is_not_waited_for() -> None:
+    """The budget was over before an answer, and the same command gave the search more time."""
+    job = validate(Job, {"table": {"uri": "unused"}})
+    space = parse.parse({"train.lr": "loguniform(1e-4, 1e-2)"}, job.training)
+    trial = Trial("unused", config={"train.lr": 1e-3}, stub=True)
+    before, after = (
+        freeze_thaw(job.train.stopping, 3, space, seed=0, concurrent=1) for _ in range(2)
+    )
+    before.on_trial_add(None, trial)
+    assert before.rule.choose() == trial.trial_id
+    # Tune tells its schedulers of no such end.
+    trial.set_status(Trial.TERMINATED)
+    after.rule.restore(before.rule.state())
+    after.on_trial_add(None, trial)
+    assert trial.status == Trial.PAUSED and after.rule.choose() == trial.trial_id
+
+
 def test_the_better_trial_comes_first_however_dear_it_is() -> None:
     rule = rule_of([0.5, 0.5 + 1e-9, 0.2])
     for trial, value, seconds in (("0", 0.4, 1000.0), ("1", 0.5, 1.0)):
@@ -416,6 +433,33 @@ def test_a_trial_that_diverged_at_its_end_was_not_trained_in_full(end: int) -> N
     said = [rule.report("0", epoch, 0.5, math.log(0.5)) for epoch in (2, 3, 4)]
     assert said == ["go on", "go on", "stop"]
     assert rule.choose() is None and rule.done
+
+
+@pytest.mark.parametrize("again", [3, 4], ids=["an earlier epoch", "its last epoch"])
+def test_a_trial_that_diverges_when_it_trains_an_epoch_again_was_not_trained_in_full(
+    again: int,
+) -> None:
+    """A kill had damaged its checkpoint."""
+    rule = rule_of([0.1, 0.5], epochs=4)
+    rule.report("0", 1, 0.5, math.log(0.5))
+    rule.forget("0")
+    for epoch in range(1, 5):
+        rule.report("1", epoch, 0.1, math.log(0.1))
+    assert rule.report("1", again, NAN, NAN) == "stop"
+    rule._news -= 100  # nothing improves any more
+    assert rule.choose() == "0" and not rule.done
+
+
+def test_the_best_by_the_metric_is_trained_in_full_however_many_wait() -> None:
+    """It may have a bad loss: then it was no candidate, and another one was."""
+    count = MOST_CANDIDATES // 2 + 9
+    rule = rule_of(some(count), mode="max")
+    for i in range(count):
+        rule.report(str(i), 1, i / count, math.log(1 + i / count))
+        rule.forget(str(i))
+    assert len(rule._open()) == MOST_CANDIDATES // 2
+    rule._news -= 3 * count  # nothing improves any more
+    assert rule.choose() == str(count - 1)
 
 
 def test_all_that_are_trained_in_full_may_diverge() -> None:

@@ -104,7 +104,6 @@ def test_the_best_stands_still() -> None:
 
 
 def test_trials_that_never_began_are_no_trials_without_an_improvement() -> None:
-    """freeze_thaw stops them when it is done."""
     seen = watch(patience=2)
     trial(seen, "a", 0.5)
     for name in "bcd":

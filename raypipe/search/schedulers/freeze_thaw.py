@@ -1,7 +1,8 @@
 """Freeze-thaw search: after every epoch, which trial may train the next one.
 
 Pure: no clock, no Ray. Random numbers depend on the seed and on how many epochs were reported, so
-the same reports in the same order give the same verdicts, also after a restore.
+the same reports in the same order give the same verdicts, also after a restore. Of equal trials the
+first one is chosen; Tune adds them in another order after a kill.
 
 Swersky et al. 2014, "Freeze-thaw Bayesian optimization", with the acquisition of Rakotoarison et
 al. 2024, "In-context freeze-thaw Bayesian optimization" (ifBO):
@@ -124,6 +125,10 @@ class FreezeThaw:
             self._note(score)
             if len(curve.targets) == 1:
                 self._news = self._reports
+        elif is_lost and not curve.is_lost:
+            # It had trained this epoch before a kill, and has diverged now.
+            curve.targets[curve.epoch] = math.inf
+            self._known = None
         curve.is_whole = curve.is_whole or ended
         if is_lost or ended or epoch >= self.max_epochs or trial in self._ended:
             self.end(trial)
@@ -282,7 +287,11 @@ class FreezeThaw:
                 new.append(name)
         if len(waiting) > MOST_CANDIDATES // 2:
             waiting.sort(key=lambda name: min(self._curves[name].targets.values()))
+            # Targets may be of the loss, and the best by the metric is the winner so far.
+            best = max(waiting, key=lambda name: self._curves[name].best)
             waiting = waiting[: MOST_CANDIDATES // 2]
+            if best not in waiting:
+                waiting[-1] = best
         return [*waiting, *new]
 
     def _epoch(self, name: str) -> int:

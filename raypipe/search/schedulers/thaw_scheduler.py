@@ -6,15 +6,13 @@ among all that wait, also among those that have not begun. So:
 1. All trials are drawn at the start, and a new one is paused before it begins. Tune starts none of
    them by itself.
 2. A trial is chosen only when there is room for it, with all that is known by then.
-3. When the rule is done, the trials that wait are stopped, also those that never began.
+3. When the rule is done, the trials that wait are stopped. By then all have begun.
 4. Trials that ran at a kill are started again at once, and so are those whose last checkpoint Tune
    had not seen. The others stay paused.
 """
 
 from __future__ import annotations
 
-import io
-from contextlib import redirect_stdout
 from typing import Any
 
 from ray.tune.experiment import Trial
@@ -62,7 +60,9 @@ class FreezeThawScheduler(RuleScheduler):
             # It failed before a kill. If it waited, nobody might choose it again. It would end as
             # if it had been stopped early, and might win. So it is tried again at once.
             self.rule.begin(name)
-        elif not self.rule.is_running(name):
+        elif trial.status == Trial.TERMINATED or not self.rule.is_running(name):
+            # The end of a search cuts its trials, and the rule is not told. Without an answer the
+            # search may go on: the rule would wait for a trial that Tune does not start.
             self.rule.forget(name)
             if not lacks_last(trial):
                 trial.set_status(Trial.PAUSED)
@@ -92,22 +92,11 @@ class FreezeThawScheduler(RuleScheduler):
             return trials[chosen]
         if self.rule.done and not active:
             for name in paused:
-                _stop(tune_controller, trials[name])
+                tune_controller.stop_trial(trials[name])
         return None
 
     def debug_string(self) -> str:
         return "Freeze-thaw search"
-
-
-def _stop(tune_controller: Any, trial: Trial) -> None:
-    """Stop a trial that waits."""
-    if trial.has_reported_at_least_once:
-        tune_controller.stop_trial(trial)
-        return
-    # Callbacks ask for the folder of a trial that ended, and Tune would print that it has.
-    trial.init_local_path()
-    with redirect_stdout(io.StringIO()):
-        tune_controller.stop_trial(trial)
 
 
 def freeze_thaw(

@@ -278,7 +278,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self.speed = found or self.speed
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        # freeze_thaw stops trials that never began: they are no trials without an improvement.
+        # A trial that ended before its first epoch is no trial without an improvement.
         if trial.trial_id in self._epochs:
             if self._offers_last(trial):
                 self._reach(trial, self._best.get(trial.trial_id, math.nan))
