@@ -125,6 +125,9 @@ def quicktune(task: str, folder: Path) -> CurveTable:
     import pandas as pd
 
     curves = pd.read_parquet(folder / "quicktune-curves.parquet")
+    known = sorted(curves.task.unique())
+    if task not in known:
+        raise SystemExit(f"Table {task}: is none. There are solar, emoji, {', '.join(known)}")
     curves = curves[curves.task == task].sort_values(["config", "epoch"])
     values, targets, seconds, names = [], [], [], []
     for config, rows in curves.groupby("config"):

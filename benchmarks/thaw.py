@@ -184,8 +184,8 @@ def search_of(of: CurveTable, seed: int, trials: int | None) -> tuple[CurveTable
     few = order[:trials]
     values, targets = ([curves[i] for i in few] for curves in (of.values, of.targets))
     seconds = of.seconds and [of.seconds[i] for i in few]
-    x_MD = of.x_MD[few]
-    return replace(of, values=values, targets=targets, seconds=seconds, x_MD=x_MD), [*range(trials)]
+    first = replace(of, values=values, targets=targets, seconds=seconds, x_MD=of.x_MD[few])
+    return first, [*range(len(few))]
 
 
 def ratios(found: dict[str, list[dict[str, float]]], draws: int = 1000) -> dict[str, Any]:
