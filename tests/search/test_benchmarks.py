@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks import halving, trials
+from benchmarks import curve_tables, halving, thaw, trials
 from raypipe.config import validate
 from raypipe.job import Job
 from raypipe.search.leaderboard import Trial
@@ -33,6 +33,13 @@ def test_the_simulated_rule_is_the_one_that_a_search_runs_by_default(name: str) 
     )
     assert isinstance(real, tune_schedulers.HalvingScheduler) and simulated is not None
     assert vars(simulated) == vars(real.rule)
+
+
+def test_a_search_of_more_trials_than_a_table_has_is_one_of_all() -> None:
+    of = curve_tables.table("emoji", None)
+    first, order = thaw.search_of(of, 3, len(of.values) + 9)
+    assert order == list(range(len(of.values))) == list(range(len(first.values)))
+    assert first.values == [of.values[i] for i in thaw.orders_of(of, 3)]
 
 
 def test_work_is_training_steps_alone() -> None:
