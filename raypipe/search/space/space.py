@@ -26,7 +26,7 @@ from typing import Any
 from raypipe.config import replace
 from raypipe.errors import ConfigError
 from raypipe.models.zoo import NOT_SHAPE
-from raypipe.search.space.samplers import Branch, Choice, Sampler
+from raypipe.search.space.samplers import Branch, Choice, Sampler, different
 from raypipe.train.job import TrainJob
 
 Changes = dict[str, Any]  # a trial's values, by dotted field or by the key of a branch
@@ -119,19 +119,23 @@ class Space:
     def keyed(self, wanted: Mapping[str, Any]) -> Changes:
         """By branch key: what must be suggested for a trial with these values.
 
-        wanted: by field. A value that the space cannot draw is left out. Where the draw of another
-        field decides on the branch, each branch that can have the value is given it.
+        wanted: by field. A value that the space cannot draw is left out, and one that it writes
+        otherwise (0 for 0.0) is written as it does. Where the draw of another field decides on the
+        branch, each branch that can have the value is given it.
         """
         keyed: Changes = {}
         settled: Changes = {}
         undecided: set[str] = set()  # fields that chance draws, or may draw
         for field in self.fields:
             branches, is_drawn = self._possible(field, settled, undecided)
-            able = []
+            able: list[Branch] = []
             if field.name in wanted:
                 value = wanted[field.name]
-                able = [branch for branch in branches if branch.sampler.code(value) is not None]
-                keyed |= {branch.key: value for branch in able}
+                for branch in branches:
+                    code = branch.sampler.code(value)
+                    if code is not None:
+                        able.append(branch)
+                        keyed[branch.key] = branch.sampler.of_code(code)
             if is_drawn and len(able) == len(branches):
                 settled[field.name] = wanted[field.name]
             elif branches:
@@ -247,7 +251,8 @@ class Space:
 
     @cached_property
     def cells_within_limits(self) -> list[Changes]:
-        """`cells`, without those whose models break a limit.
+        """`cells`, without those whose models break a limit. Those that the job itself refuses
+        stay: whoever draws them gets its message.
 
         Kept, because such a cell is drawn MOST_TRIES times until it is known. Raises ConfigError if
         there is no other one.
@@ -256,8 +261,7 @@ class Space:
             return self.cells
         kept = []
         for cell in self.cells:
-            with suppress(ConfigError):
-                self.trial(self.job.run.seed, 0, cell)
+            if self._allows(cell) or not replaced(self, barred=None)._allows(cell):
                 kept.append(cell)
         if not kept:
             raise ConfigError(
@@ -267,20 +271,34 @@ class Space:
             )
         return kept
 
-    def settles(self, cell: Changes) -> bool:
-        """Has a trial of this cell of the grid nothing left to draw?"""
-        free: list[str] = []
+    def _allows(self, cell: Changes) -> bool:
+        """May a cell of the grid have a trial?"""
+        with suppress(ConfigError):
+            self.trial(self.job.run.seed, 0, cell)
+            return True
+        return False
 
-        def suggest(key: str, sampler: Sampler) -> Any:
-            if key in cell:
-                return cell[key]
-            values = sampler.finite
-            if values is None or any(value != values[0] for value in values):
-                free.append(key)
-            return sampler.at(0.0)
+    def every(self, cell: Changes, most: int) -> list[Changes] | None:
+        """All different draws of a cell of the grid, by field; None if there are more than `most`.
 
-        self.draw(suggest)
-        return not free
+        The job, or search.limits, may refuse some of them.
+        """
+        draws: list[Changes] = [{}]
+        for field in self.fields:
+            extended = []
+            for changes in draws:
+                branch = field.branch(self.known(changes))
+                if branch is None:
+                    extended.append(changes)
+                    continue
+                values = [cell[branch.key]] if branch.key in cell else different(branch.sampler)
+                if values is None:
+                    return None
+                extended.extend({**changes, field.name: value} for value in values)
+            if len(extended) > most:
+                return None
+            draws = extended
+        return draws
 
     def _extended(
         self, field: Field, by_field: Changes, by_key: Changes
@@ -291,7 +309,7 @@ class Space:
         if branch is None or not is_grid(branch.sampler):
             return [(by_field, by_key)]
         cells = []
-        for value in branch.sampler.finite or ():
+        for value in different(branch.sampler) or ():
             cells.append((by_field | {field.name: value}, by_key | {branch.key: value}))
         return cells
 
