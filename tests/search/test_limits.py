@@ -268,3 +268,18 @@ def test_cells_that_break_a_limit_are_counted_and_others_are_refused_as_ever(
         assert starts.unused(cfg, space, starts.of(cfg)) == []
         with pytest.raises(ConfigError, match=r"what the job refuses.*frozen_blocks needs"):
             plan(job.training, cfg, space, [])
+
+
+def test_a_model_of_one_cell_among_many_is_measured() -> None:
+    """64 random cells of a hundred missed it, and it was barred as if it broke a limit."""
+    decays = ", ".join(str(i / 1000) for i in range(1, 101))
+    for alone in (0.001, 0.05, 0.073, 0.1):
+        texts = {
+            "train.weight_decay": f"grid({decays})",
+            "model.side_px": f"grid(32) if train.weight_decay == {alone} else grid(48, 64)",
+        }
+        planned = plan(
+            JOB.training, SearchConfig(samples=1, space=texts), limited(texts, most_px=48), []
+        )
+        sides = [trial["model.side_px"] for trial in planned]
+        assert sides.count(32) == 1 and sides.count(48) == 99 and len(sides) == 100

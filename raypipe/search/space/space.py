@@ -209,7 +209,7 @@ class Space:
         pins: values that are fixed, by branch key. A draw that has them all is preferred to one
         whose conditions leave some out. Raises ConfigError if so many draws are refused.
         """
-        if pins and all(branch.key in pins for field in self.fields for branch in field.branches):
+        if pins and self.every(pins, most=1) is not None:
             tries = 1  # nothing is drawn
         wanted: dict[str, list[Any]] = {}
         for key, value in (pins or {}).items():
@@ -278,7 +278,7 @@ class Space:
             return True
         return False
 
-    def every(self, cell: Changes, most: int) -> list[Changes] | None:
+    def every(self, cell: Mapping[str, Any], most: int) -> list[Changes] | None:
         """All different draws of a cell of the grid, by field; None if there are more than `most`.
 
         The job, or search.limits, may refuse some of them.
@@ -349,21 +349,26 @@ class Space:
         for name in fields:
             values = dict.fromkeys(self.values(name))  # each once
             options.append([{}, *({name: value} for value in values)])
+        cells = self.cells
         trials = []
         for parts in itertools.product(*options):
             wanted: Changes = {}
             for part in parts:
                 wanted |= part
-            trial = self._trial_with(wanted, fields)
+            # Of a large grid, chance would miss the one cell that has these values.
+            fitting = [cell for cell in cells if _has_no_other(cell, wanted, fields)]
+            trial = self._trial_with(wanted, fields, fitting)
             if trial is not None:
                 trials.append(trial)
         return trials
 
-    def _trial_with(self, wanted: Changes, fields: list[str]) -> Changes | None:
+    def _trial_with(
+        self, wanted: Changes, fields: list[str], cells: list[Changes]
+    ) -> Changes | None:
         """A trial for `variants`: of these fields it draws exactly those in `wanted`, with these
-        values.
+        values. cells: of the grid, which are tried in turn.
 
-        None if TRIES draws bring no such trial that the job accepts.
+        None if TRIES draws, or one of each cell, bring no such trial that the job accepts.
         """
         # A value may belong to several branches of a field: it is fixed in all.
         pins: Changes = {}
@@ -375,15 +380,21 @@ class Space:
                 # `code` is None for a value that the branch's sampler cannot draw.
                 if branch.sampler.code(value) is not None:
                     pins[branch.key] = value
-        for i in range(TRIES):
+        for i in range(max(TRIES, len(cells)) if cells else 0):
             # Attempt i of one fixed seed: the other fields are drawn anew, and every run draws the
             # same.
-            changes = self.draw(partial(at_random, (0, i, 0), pins))
+            changes = self.draw(partial(at_random, (0, i, 0), pins | cells[i % len(cells)]))
             # Conditions may still add or remove one of the fields.
             drawn = {name: value for name, value in changes.items() if name in fields}
             if drawn == wanted and self.refusal(changes) is None:
                 return changes
         return None
+
+
+def _has_no_other(cell: Changes, wanted: Changes, fields: list[str]) -> bool:
+    """Has a cell of the grid, by branch key, no value of these fields but those in `wanted`?"""
+    of_fields = {field_of(key): value for key, value in cell.items() if field_of(key) in fields}
+    return of_fields.items() <= wanted.items()
 
 
 def is_grid(sampler: Sampler) -> bool:
