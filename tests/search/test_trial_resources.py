@@ -23,7 +23,7 @@ JOB = validate(Job, {"table": {"uri": "unused"}})
 
 
 def fitted(
-    resources: dict[str, float], trials: int = 16, combinations: int = 1, **changes: Any
+    resources: dict[str, float], trials: int = 16, *, combinations: int = 1, **changes: Any
 ) -> TrialResources:
     job = replace(JOB, changes)
     return plan_resources(job, job.search, resources, trials, combinations)
@@ -123,7 +123,7 @@ def test_the_trials_that_fit_are_those_of_a_whole_grid(
     """search.samples=8 was the way out for eight trials, and with a grid of four it made 32."""
     changes = {"train.workers": workers, "search.scheduler": scheduler, "search.samples": samples}
     with pytest.raises(ClusterError, match=rf"{4 * samples} trials of .* do not.*{way_out}"):
-        fitted({"CPU": 64, "GPU": 16}, 4 * samples, 4, **changes)
+        fitted({"CPU": 64, "GPU": 16}, 4 * samples, combinations=4, **changes)
 
 
 def test_a_grid_without_other_fields_needs_room_for_one_round() -> None:
