@@ -118,10 +118,16 @@ def _refusals(
     wanted: dict[str, list[Any]] = {}
     for key, value in keyed.items():
         wanted.setdefault(field_of(key), []).append(value)
+
+    def has(drawn: Changes, name: str) -> bool:
+        return name in drawn and drawn[name] in wanted[name]
+
     for name in sorted(wanted.keys() & start.keys() - grids):
-        # Its condition asks for what chance draws, or for what the grid has elsewhere.
-        if name not in trial or trial[name] not in wanted[name]:
-            why.append(f"{name} is left out: none of {TRIES} draws of its other fields allows it")
-        elif name not in begins or begins[name] not in wanted[name]:
-            why.append(f"{name} is left out: its trial has {crossed} of the grid")
+        if has(begins, name):
+            continue
+        # Its condition asks for what the grid has elsewhere, or for what chance draws.
+        because = f"none of {TRIES} draws of its other fields allows it"
+        if has(trial, name):
+            because = f"its trial has {crossed} of the grid"
+        why.append(f"{name} is left out: {because}")
     return why

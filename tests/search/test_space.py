@@ -556,9 +556,10 @@ def test_no_trial_of_a_finite_space_repeats_another_one(caplog: pytest.LogCaptur
     assert many[0]["model.dropout"] == 0.5, "starts come first"
     # Others are drawn in the place of copies.
     assert different(tried(5)) == len(tried(5)) == 5
+    assert tried(300, searcher="tpe") == tried(300)
     assert tried(300, **asked) == many, "the same after a kill"
     # Where copies become different, or there are none, all is as it was.
-    assert len(tried(300, scheduler="pbt")) == len(tried(300, searcher="tpe")) == 300
+    assert len(tried(300, scheduler="pbt")) == 300
     endless = {"train.lr": "loguniform(1e-4, 1e-2)", "model.dropout": "choice(0.0, 0.2)"}
     assert len(tried(99, endless)) == 99
 
@@ -658,6 +659,11 @@ def test_a_start_that_its_cell_of_a_grid_leaves_out_is_said() -> None:
         return starts.unused(cfg, parse.parse(texts, JOB.training), starts.of(cfg))
 
     assert said(texts, start={"train.lr": 4e-3}, starts=({"train.lr": 5e-3},)) == [
+        "search.start: train.lr is left out: its trial has model.mode=frozen of the grid"
+    ]
+    # Nor is what it has said to be left out, whatever the grid has elsewhere.
+    both = {**texts, "model.dropout": "choice(0.0, 0.2) if model.mode == 'frozen'"}
+    assert said(both, start={"train.lr": 4e-3, "model.dropout": 0.2}) == [
         "search.start: train.lr is left out: its trial has model.mode=frozen of the grid"
     ]
     blocks = {"model.mode": texts["model.mode"], "model.frozen_blocks": "choice(0, 3)"}

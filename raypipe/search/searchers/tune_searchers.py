@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,9 +67,10 @@ def plan(job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier])
     begin = [start.trial for start in begun(job, cfg, space, earlier, len(trials))]
     for at, changes in enumerate(begin):
         trials[at] = turns[at].cell, changes
-    # A model-based searcher takes others than the planned ones, but for the grid's values.
-    is_drawn = cfg.searcher == "random" and not cfg.populated
-    planned = _distinct(seed, space, trials, cfg.samples) if is_drawn else [t for _, t in trials]
+    if cfg.populated:
+        planned = [changes for _, changes in trials]
+    else:
+        planned = _distinct(seed, space, trials, cfg.samples)
     all_turns = cfg.samples * len(cells)
     if copies := all_turns - (len(turns) - len(trials)) - len(planned):
         log.warning(
@@ -228,5 +230,6 @@ def searcher(
     if cfg.searcher == "random":
         return ConcurrencyLimiter(Planned(job, trials, spare), concurrent)
     kind = Bohb if cfg.searcher == "bohb" else Suggested
-    starts = len(begun(job, cfg, space, earlier, len(trials)))
+    begin = {key_of(one.trial) for one in begun(job, cfg, space, earlier, number_of(cfg, space))}
+    starts = len([*takewhile(lambda trial: key_of(trial) in begin, trials)])
     return ConcurrencyLimiter(kind(job, cfg, trials, space, earlier, folder, starts), concurrent)
