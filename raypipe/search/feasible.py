@@ -14,7 +14,7 @@ from raypipe.feed.dataset import Pinned
 from raypipe.registry.packing import require_packable
 from raypipe.search import refit, starts
 from raypipe.search.schedulers import pbt
-from raypipe.search.searchers import optuna_search
+from raypipe.search.searchers import optuna_search, tune_searchers
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import defaults
 from raypipe.search.space import parse as spaces
@@ -79,7 +79,9 @@ def check(
     if pinned is not None:
         refit.check_splits(job, cfg, pinned)
     check_start(job)
-    plan_resources(job, cfg, resources, cfg.samples * len(space.cells))
+    # A grid without other fields has few trials, whatever search.samples is.
+    trials = tune_searchers.number_of(cfg, space)
+    plan_resources(job, cfg, resources, trials, len(space.cells))
     if gpu and job.train.workers == 1:
         _require_gpus(cfg.gpus_per_trial, resources)
     return cfg, space

@@ -20,6 +20,8 @@ from raypipe.search.result import SearchResult
 from raypipe.search.trials.epoch_result import metric_of
 from raypipe.train.stopping import FITTED, IN_TIME
 
+_MODES = {"frozen": "frozen", "finetune": "fine-tuned"}
+
 
 def section(result: SearchResult, usd_per_device_s: float | None = None) -> report.Search:
     """The part of a page that shows all trials and how much each field mattered.
@@ -82,7 +84,7 @@ def validated(result: SearchResult) -> dict[str, str]:
     """A line about models that validation has not judged as they predict; {} if there is none.
 
     A trial is validated with one view of an image, at its own resolution. A model that was trained
-    again is not validated, and search.refit may have changed both.
+    again is not validated, and search.refit may have changed both, or the network.
     """
     if said := _before_refit(result):
         return {"validated": said}
@@ -98,8 +100,8 @@ def validated(result: SearchResult) -> dict[str, str]:
 
 
 def _before_refit(result: SearchResult) -> str:
-    """How the trial was validated that a refit has trained again with more views or other pixels;
-    "" if there is none."""
+    """How the trial was validated that a refit has trained again with more views, other pixels or
+    another network; "" if there is none."""
     if not result.refitted:
         return ""
     # The job is that of the first member.
@@ -107,12 +109,16 @@ def _before_refit(result: SearchResult) -> str:
     before = result.models.get(name)
     if before is None or name in result.stay:
         return ""
-    if now.views == before.views == 1 and now.pixels == before.pixels:
-        return ""
     seen, sees = f"at {before.pixels} px", f"at {now.pixels} px"
     if max(before.views, now.views) > 1:
         seen = f"with one view of an image {seen}"
         sees = f"over {now.views} view{'s' * (now.views > 1)} {sees}"
+    if before.mode != now.mode:
+        seen, sees = f"{_MODES[before.mode]}, {seen}", f"{_MODES[now.mode]}, {sees}"
+    if before.name != now.name:
+        seen, sees = f"with {before.name}, {seen}", f"with {now.name}, {sees}"
+    if seen == sees:
+        return ""
     return f"{name} {seen}, before it was trained again; as registered, {sees}, it is not validated"
 
 

@@ -15,7 +15,7 @@ from raypipe.search.searchers.tune_searchers import Start
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import parse
 from raypipe.search.space.portfolio import most
-from raypipe.search.space.space import TRIES, Space, field_of
+from raypipe.search.space.space import TRIES, Changes, Space, field_of
 from raypipe.search.warm_start import Earlier
 from raypipe.train.job import TrainJob
 
@@ -79,7 +79,8 @@ def unused(
         if len(before) >= room:
             lines.append(f"{where} is left out: of {total} trials {room} are starts")
         else:
-            lines += [f"{where}: {why}" for why in _refusals(space, start, keyed, len(before))]
+            reasons = _refusals(cfg, space, start, keyed, len(before))
+            lines += [f"{where}: {why}" for why in reasons]
     return lines
 
 
@@ -94,19 +95,39 @@ def _undrawn(start: Mapping[str, Any], space: Space, keyed: Mapping[str, Any]) -
 
 
 def _refusals(
-    space: Space, start: Mapping[str, Any], keyed: Mapping[str, Any], at: int
+    cfg: SearchConfig, space: Space, start: Mapping[str, Any], keyed: Changes, at: int
 ) -> list[str]:
     """keyed: the start by branch key (Space.keyed). at: the trial that begins with it."""
+    seed = space.job.run.seed
+    grids = {field.name for field in space.fields if field.grid}
     why = []
-    for field in space.fields:
-        if field.grid and field.name in start:
-            why.append(f"{field.name} is a grid, whose values are tried in their order")
+    for name in sorted(grids & start.keys()):
+        why.append(f"{name} is a grid, whose values are tried in their order")
     try:
-        trial = space.trial(space.job.run.seed, at, keyed, TRIES)
+        trial = space.trial(seed, at, keyed, TRIES)
     except ConfigError as e:
         return [*why, f"no trial begins with all of it: {one_line(e.rule)}"]
-    for name in sorted({field_of(key) for key in keyed} & start.keys()):
-        # Its condition asks for what chance draws.
-        if name not in trial or trial[name] != start[name]:
-            why.append(f"{name} is left out: none of {TRIES} draws of its other fields allows it")
+    # The same with the grid's values, which its trial has whatever the start says.
+    turn, cell = tune_searchers.turn(cfg, space, at)
+    crossed = ", ".join(f"{field_of(key)}={value}" for key, value in cell.items())
+    try:
+        begins = space.trial(seed, turn, keyed | cell, TRIES)
+    except ConfigError as e:
+        refused = f"beside {crossed} of the grid: {one_line(e.rule)}"
+        return [*why, f"no trial begins with all of it {refused}"]
+    wanted: dict[str, list[Any]] = {}
+    for key, value in keyed.items():
+        wanted.setdefault(field_of(key), []).append(value)
+
+    def has(drawn: Changes, name: str) -> bool:
+        return name in drawn and drawn[name] in wanted[name]
+
+    for name in sorted(wanted.keys() & start.keys() - grids):
+        if has(begins, name):
+            continue
+        # Its condition asks for what the grid has elsewhere, or for what chance draws.
+        because = f"none of {TRIES} draws of its other fields allows it"
+        if has(trial, name):
+            because = f"its trial has {crossed} of the grid"
+        why.append(f"{name} is left out: {because}")
     return why

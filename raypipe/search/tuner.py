@@ -298,7 +298,8 @@ def _search_into(
     make_searcher = partial(
         searcher, job, cfg, space, [*planned, *spare], hints, folder, spare=len(spare)
     )
-    concurrent = plan_resources(job, cfg, ray.cluster_resources(), total).concurrent
+    resources = ray.cluster_resources()
+    concurrent = plan_resources(job, cfg, resources, total, len(space.cells)).concurrent
     if cfg.populated:
         tune_scheduler = pbt.population(job, cfg, space, folder)
     elif cfg.scheduler == "freeze_thaw":

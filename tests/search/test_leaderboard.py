@@ -190,7 +190,17 @@ def test_what_a_refit_changes_is_not_said_to_be_validated() -> None:
     # A refit of other trials' views takes them away.
     assert "over 1 view at 96 px" in said(small, {"a": large})
     assert "over 8 views at 224 px" in said(large, {"a": large})
-    # Where it changes neither, there is nothing to say; nor of a member that stays.
+    # Another network is another model, whatever its pixels.
+    assert said(small, {"b": models["b"]}, again=("b",)) == (
+        "b frozen, at 96 px, before it was trained again; "
+        "as registered, fine-tuned, at 96 px, it is not validated"
+    )
+    other = ModelConfig(name="small_cnn", pretrained=False, mode="finetune", side_px=96)
+    assert said(other) == (
+        "a with efficientnet_lite0, at 96 px, before it was trained again; "
+        "as registered, with small_cnn, at 96 px, it is not validated"
+    )
+    # Where it changes none of these, there is nothing to say; nor of a member that stays.
     assert said(small) == said(models["b"], again=("b",)) == ""
     stays = said(large, {"a": large, "b": models["b"]}, **together | {"again": ("b",)})
     assert stays == "each trial with one view of an image; fine-tuned trials predict over 8"

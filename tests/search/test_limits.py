@@ -33,9 +33,9 @@ def variant(ms: float, mb: float = 10.0, text: str = "net at 96 px") -> Variant:
     return Variant(text, ms, 0.9 * ms, 1.1 * ms, mb)
 
 
-def limited(texts: dict[str, str], most_px: int) -> Space:
+def limited(texts: dict[str, str], most_px: int, job: Job = JOB) -> Space:
     """A space in which models of more than so many pixels are too slow."""
-    space = parse.parse(texts, JOB.training)
+    space = parse.parse(texts, job.training)
     models = [replace(space.job, trial).model for trial in space.variants(variants.shaping(space))]
     measured = {m.shape: variant(1.0 if m.pixels <= most_px else 9.0) for m in models}
     barred = limits.barred(measured, SearchLimits(latency_ms=2))
@@ -248,3 +248,38 @@ def test_a_cell_whose_other_models_break_a_limit_is_tried_once() -> None:
         (1e-3, 32),
         (1e-2, 32),
     ]
+
+
+@pytest.mark.usefixtures("heard")
+def test_cells_that_break_a_limit_are_counted_and_others_are_refused_as_ever(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Cells that the job refuses left without a word, too, where search.limits were set."""
+    texts = {"model.side_px": "grid(64, 32, 48)", "train.lr": "grid(1e-3, 1e-2)"}
+    cfg = SearchConfig(samples=1, space=texts)
+    assert len(plan(JOB.training, cfg, limited(texts, most_px=48), [])) == 4
+    assert "2 of 6 combinations of the grid are left out: their models break" in caplog.text
+    texts = {"model.side_px": "grid(32, 64)", "model.frozen_blocks": "grid(0, 3)"}
+    texts["model.mode"] = "grid(finetune, frozen)"
+    cfg = SearchConfig(samples=1, space=texts)
+    job = validate(Job, {"table": {"uri": "unused"}})
+    for most_px in (32, 64):
+        space = limited(texts, most_px, job)
+        assert starts.unused(cfg, space, starts.of(cfg)) == []
+        with pytest.raises(ConfigError, match=r"what the job refuses.*frozen_blocks needs"):
+            plan(job.training, cfg, space, [])
+
+
+def test_a_model_of_one_cell_among_many_is_measured() -> None:
+    """64 random cells of a hundred missed it, and it was barred as if it broke a limit."""
+    decays = ", ".join(str(i / 1000) for i in range(1, 101))
+    for alone in (0.001, 0.05, 0.073, 0.1):
+        texts = {
+            "train.weight_decay": f"grid({decays})",
+            "model.side_px": f"grid(32) if train.weight_decay == {alone} else grid(48, 64)",
+        }
+        planned = plan(
+            JOB.training, SearchConfig(samples=1, space=texts), limited(texts, most_px=48), []
+        )
+        sides = [trial["model.side_px"] for trial in planned]
+        assert sides.count(32) == 1 and sides.count(48) == 99 and len(sides) == 100

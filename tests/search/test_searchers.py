@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -402,3 +403,31 @@ def test_who_follows_a_trial_by_the_clock_has_the_time_that_is_left() -> None:
     # Nobody trains longer than those who began together.
     early = ByClock(2, time.time() + 900)
     assert early.job_of("trial-003-abcdef", asked).train.anneal_s == 120.0
+
+
+@pytest.mark.parametrize("name", ["tpe", "gp", "bohb"])
+def test_no_suggestion_repeats_a_trial(name: str, tmp_path: Path) -> None:
+    """All trials have one seed: of sixteen, four trained the weights of others again."""
+    pytest.importorskip("optuna")
+    space = {
+        "model.mode": "grid(frozen, finetune)",
+        "train.lr": "loguniform(1e-4, 1e-2) if model.mode == 'finetune'",
+        "train.schedule": "grid(cosine, constant)",
+        "model.dropout": "choice(0.0, 0.2) if model.mode == 'frozen'",
+    }
+    starts = tuple({"model.dropout": 0.2} for _ in range(2))
+    changes = {"search.space": space, "search.samples": 4, "search.starts": starts}
+    job = of(name, tmp_path, **changes)
+    made = make(tmp_path, job)
+    found = []
+    for i in range(12):
+        found.append(made.suggest(f"id{i}"))
+        made.on_trial_complete(f"id{i}", {"val_accuracy": 0.5, "epoch": job.search.grace})
+    assert made.suggest("id12") == Searcher.FINISHED
+    assert len({str(sorted(one.items())) for one in found}) == 12
+    assert Counter((one["model.mode"], one["train.schedule"]) for one in found) == {
+        ("frozen", "cosine"): 2,
+        ("frozen", "constant"): 2,
+        ("finetune", "cosine"): 4,
+        ("finetune", "constant"): 4,
+    }

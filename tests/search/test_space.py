@@ -556,9 +556,10 @@ def test_no_trial_of_a_finite_space_repeats_another_one(caplog: pytest.LogCaptur
     assert many[0]["model.dropout"] == 0.5, "starts come first"
     # Others are drawn in the place of copies.
     assert different(tried(5)) == len(tried(5)) == 5
+    assert tried(300, searcher="tpe") == tried(300)
     assert tried(300, **asked) == many, "the same after a kill"
     # Where copies become different, or there are none, all is as it was.
-    assert len(tried(300, scheduler="pbt")) == len(tried(300, searcher="tpe")) == 300
+    assert len(tried(300, scheduler="pbt")) == 300
     endless = {"train.lr": "loguniform(1e-4, 1e-2)", "model.dropout": "choice(0.0, 0.2)"}
     assert len(tried(99, endless)) == 99
 
@@ -599,6 +600,80 @@ def test_no_trial_of_a_grid_repeats_another_one(caplog: pytest.LogCaptureFixture
     found = tried(6, cells, start=start, starts=({"train.lr": 0.005},))
     assert [mode for mode, _ in found].count("frozen") == 1 and len(set(found)) == len(found) == 7
     assert tried(6, cells, searcher="tpe", start=start)[0] == ("frozen", "None")
+
+
+@pytest.mark.usefixtures("heard")
+def test_all_combinations_are_tried_where_there_are_as_many_trials(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """97 of 100 were, and the log said that three others would repeat them."""
+    rates = ", ".join(f"0.{number}" for number in range(10, 20))
+    sizes = ", ".join(map(str, range(8, 18)))
+    texts = {"model.dropout": f"choice({rates})", "train.batch_size": f"choice({sizes})"}
+    space = parse.parse(texts, JOB.training)
+    for seed in range(3):
+        job = replace(JOB.training, {"run.seed": seed})
+        planned = plan(job, SearchConfig(samples=100, space=texts), space.of(job), [])
+        assert len({str(sorted(trial.items())) for trial in planned}) == len(planned) == 100
+    assert "left out" not in caplog.text
+    # Of those that the job refuses, none is taken.
+    modes = {"model.mode": "choice(frozen, finetune)", "model.frozen_blocks": "randint(0, 40)"}
+    space = parse.parse(modes, JOB.training)
+    planned = plan(JOB.training, SearchConfig(samples=50, space=modes), space, [])
+    assert len(planned) == 41 and "9 of 50 trials are left out" in caplog.text
+
+
+def test_numbers_that_are_written_in_two_ways_are_one_value() -> None:
+    """1 and 1.0 of a grid were two trials, and so were a start's 0 and the space's 0.0."""
+
+    def planned(texts: dict[str, str], hints: list[Earlier], **more: Any) -> list[dict[str, Any]]:
+        space = parse.parse(texts, JOB.training)
+        cfg = SearchConfig(samples=9, space=texts, **more)
+        return plan(JOB.training, cfg, space, hints)
+
+    for searcher in ("random", "tpe"):
+        found = planned({"train.lr": "grid(1, 1.0, 1e-2, 1e-2)"}, [], searcher=searcher)
+        assert found == [{"train.lr": 1.0}, {"train.lr": 0.01}]
+    texts = {"model.dropout": "choice(0, 0.2)", "train.weight_decay": "quniform(0.0, 0.2, 0.1)"}
+    space = parse.parse(texts, JOB.training)
+    whole = {"model.dropout": 0, "train.weight_decay": 0.1}
+    keyed = space.keyed(whole)
+    assert str(keyed) == "{'model.dropout': 0.0, 'train.weight_decay': 0.1}"
+    assert str(space.keyed({"train.weight_decay": 0})) == "{'train.weight_decay': 0.0}"
+    hint = Earlier(keyed, 0.9)
+    for found in (planned(texts, [], start=whole), planned(texts, [hint])):
+        assert len(found) == 6 and found[0] == whole
+    drawn = parse.parse({"model.dropout": "uniform(0, 0.5)"}, JOB.training)
+    assert str(drawn.keyed({"model.dropout": 0})) == "{'model.dropout': 0.0}"
+
+
+def test_a_start_that_its_cell_of_a_grid_leaves_out_is_said() -> None:
+    """The first trial was a frozen one, and no line said that it has no train.lr."""
+    texts = {
+        "model.mode": "grid(frozen, finetune)",
+        "train.lr": "loguniform(1e-4, 1e-2) if model.mode == 'finetune'",
+    }
+
+    def said(texts: dict[str, str], **given: Any) -> list[str]:
+        cfg = SearchConfig(samples=6, space=texts, **given)
+        return starts.unused(cfg, parse.parse(texts, JOB.training), starts.of(cfg))
+
+    assert said(texts, start={"train.lr": 4e-3}, starts=({"train.lr": 5e-3},)) == [
+        "search.start: train.lr is left out: its trial has model.mode=frozen of the grid"
+    ]
+    # Nor is what it has said to be left out, whatever the grid has elsewhere.
+    both = {**texts, "model.dropout": "choice(0.0, 0.2) if model.mode == 'frozen'"}
+    assert said(both, start={"train.lr": 4e-3, "model.dropout": 0.2}) == [
+        "search.start: train.lr is left out: its trial has model.mode=frozen of the grid"
+    ]
+    blocks = {"model.mode": texts["model.mode"], "model.frozen_blocks": "choice(0, 3)"}
+    (line,) = said(blocks, start={"model.frozen_blocks": 3})
+    assert line.startswith(
+        "search.start: no trial begins with all of it beside model.mode=frozen of the grid: "
+    )
+    assert "frozen_blocks" in line.partition(": Config")[2]
+    turned = {**blocks, "model.mode": "grid(finetune, frozen)"}
+    assert said(turned, start={"model.frozen_blocks": 3}) == []
 
 
 def test_a_space_without_fields_is_no_search() -> None:

@@ -22,9 +22,11 @@ from raypipe.search.trials.trial_resources import (
 JOB = validate(Job, {"table": {"uri": "unused"}})
 
 
-def fitted(resources: dict[str, float], trials: int = 16, **changes: Any) -> TrialResources:
+def fitted(
+    resources: dict[str, float], trials: int = 16, *, combinations: int = 1, **changes: Any
+) -> TrialResources:
     job = replace(JOB, changes)
-    return plan_resources(job, job.search, resources, trials)
+    return plan_resources(job, job.search, resources, trials, combinations)
 
 
 def share(job: Job) -> float:
@@ -121,7 +123,18 @@ def test_the_trials_that_fit_are_those_of_a_whole_grid(
     """search.samples=8 was the way out for eight trials, and with a grid of four it made 32."""
     changes = {"train.workers": workers, "search.scheduler": scheduler, "search.samples": samples}
     with pytest.raises(ClusterError, match=rf"{4 * samples} trials of .* do not.*{way_out}"):
-        fitted({"CPU": 64, "GPU": 16}, 4 * samples, **changes)
+        fitted({"CPU": 64, "GPU": 16}, 4 * samples, combinations=4, **changes)
+
+
+def test_a_grid_without_other_fields_needs_room_for_one_round() -> None:
+    """32 trials did not fit, and two would have been run."""
+    of_two = {"train.lr": "grid(1e-3, 1e-2)"}
+    changes = {"train.workers": 2, "search.scheduler": "hyperband", "search.space": of_two}
+    job = replace(JOB, changes)
+    feasible.check(job.training, job.search, resources={"CPU": 64, "GPU": 4})
+    way_out = r"2 trials of .* Leave 1 of the 2 combinations in the grid of search\.space, or"
+    with pytest.raises(ClusterError, match=way_out):
+        feasible.check(job.training, job.search, resources={"CPU": 64, "GPU": 2})
 
 
 def test_no_more_run_side_by_side_than_there_is_room_for() -> None:

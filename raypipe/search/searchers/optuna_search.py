@@ -4,8 +4,9 @@ TPE is Bergstra et al. 2011, "Algorithms for hyper-parameter optimization". Optu
 ask and tell interface:
 
 1. For the next trial we ask Optuna's study, and draw the space with what it suggests. If the job
-   refuses the values, we tell the study that they failed and ask again. After TRIES refusals the
-   trial is that of the random search. Starts are its trials, too; the study learns from them.
+   refuses the values, or an earlier trial has them, we tell the study that they failed and ask
+   again. After TRIES times the trial is one of the random search. Starts are its trials, too; the
+   study learns from them.
 2. When a trial ends, we tell the study its best epoch's value, whatever ended it (with
    train.result=last, its last one's). A trial that failed, or never had a number, is told as
    failed.
@@ -26,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from raypipe.config import key_of
 from raypipe.errors import ConfigError
 from raypipe.search.searchers.draws import Draws
 from raypipe.search.searchers.planned import Planned
@@ -108,18 +110,23 @@ class Suggested(Planned):
         failed = require().trial.TrialState.FAIL
         study = self._study()
         cell = self._cell(i)
+        # All trials have one seed: equal values would train equal weights.
+        tried = {key_of(draw["changes"]) for draw in self._draws.all()}
         for attempt in range(TRIES + 1):
             study.sampler = self._sampler(i, attempt)
             # The grid's values are fixed; of a start, and in the last attempt, all values are.
             pins = dict(cell)
-            if attempt == TRIES or (attempt == 0 and i < self._starts):
+            if attempt == TRIES:
+                pins |= self._planned(self._untried(i, tried))
+            elif attempt == 0 and i < self._starts:
                 pins |= self._planned(i)
             if pins:
                 # Optuna takes enqueued values for the next ask.
                 study.enqueue_trial(self._codes(pins))
             asked = study.ask()
             changes = self._space.draw(partial(_suggest, asked))
-            if self._space.refusal(changes) is None:
+            is_new = attempt == TRIES or key_of(changes) not in tried
+            if is_new and self._space.refusal(changes) is None:
                 break
             study.tell(asked.number, state=failed)
         return {"changes": changes, "number": asked.number, "codes": dict(asked.params)}
@@ -127,6 +134,14 @@ class Suggested(Planned):
     def _record(self, trial_id: str, drawn: dict[str, Any]) -> None:
         """Remember which of Optuna's trials this is."""
         self._asked[trial_id] = drawn["number"]
+
+    def _untried(self, i: int, tried: set[str]) -> int:
+        """The number of a planned trial that trial i can be: of its cell, if possible a new one."""
+        cell = self._cell(i)
+        for other in (i, *range(len(self._trials))):
+            if key_of(self._trials[other]) not in tried and self._cell(other) == cell:
+                return other
+        return i  # a search that an older version began has planned copies
 
     def _cell(self, i: int) -> Changes:
         """The grid's values of trial i, as they were planned: without cells that break a limit."""

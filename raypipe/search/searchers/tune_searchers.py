@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +46,12 @@ def plan(job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier])
     """
     seed = job.run.seed
     cells = space.cells_within_limits
+    if barred := len(space.cells) - len(cells):
+        log.warning(
+            "%d of %d combinations of the grid are left out: their models break search.limits",
+            barred,
+            len(space.cells),
+        )
     turns = _turns(cfg, space)
     trials = []
     for turn in turns:
@@ -60,9 +67,10 @@ def plan(job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier])
     begin = [start.trial for start in begun(job, cfg, space, earlier, len(trials))]
     for at, changes in enumerate(begin):
         trials[at] = turns[at].cell, changes
-    # A model-based searcher takes others than the planned ones, but for the grid's values.
-    is_drawn = cfg.searcher == "random" and not cfg.populated
-    planned = _distinct(seed, space, trials, cfg.samples) if is_drawn else [t for _, t in trials]
+    if cfg.populated:
+        planned = [changes for _, changes in trials]
+    else:
+        planned = _distinct(seed, space, trials, cfg.samples)
     all_turns = cfg.samples * len(cells)
     if copies := all_turns - (len(turns) - len(trials)) - len(planned):
         log.warning(
@@ -87,7 +95,7 @@ def _turns(cfg: SearchConfig, space: Space) -> list[_Turn]:
     others would be copies, whatever the searcher. Members of a population change their values.
     """
     cells = space.cells_within_limits
-    again = [cfg.populated or not space.settles(cell) for cell in cells]
+    again = [cfg.populated or space.every(cell, most=1) is None for cell in cells]
     turns = []
     for number in range(cfg.samples * len(cells)):
         cell = number % len(cells)
@@ -99,7 +107,7 @@ def _turns(cfg: SearchConfig, space: Space) -> list[_Turn]:
 def _distinct(
     seed: int, space: Space, planned: list[tuple[int, Changes]], rounds: int
 ) -> list[Changes]:
-    """As many different trials of each cell as were planned, or as it seems to have.
+    """As many different trials of each cell as were planned, or as it has.
 
     planned: (the number of the cell, the trial). rounds: how often the grid has been drawn: trials
     in the place of copies have the next numbers.
@@ -114,21 +122,26 @@ def _distinct(
         found.setdefault(key, changes)
     copies: Counter[int] = Counter()  # by cell: draws in a row
     for i in range(rounds, rounds + MOST_TRIES):
-        lacking = +lacking  # without those that have all
-        for cell in lacking:
+        for cell in [one for one in +lacking if copies[one] < TRIES]:
             try:
                 changes = space.trial(seed, i * len(cells) + cell, cells[cell])
             except ConfigError:
-                lacking[cell] = 0  # it took as many tries as one may
+                copies[cell] = TRIES  # it took as many tries as one may
                 continue
-            if key_of(changes) not in found:
+            if key_of(changes) in found:
+                copies[cell] += 1
+                continue
+            found[key_of(changes)] = changes
+            lacking[cell] -= 1
+            copies[cell] = 0
+    # Chance alone misses the last few of a hundred.
+    for cell in +lacking:
+        for changes in space.every(cells[cell], MOST_TRIES) or ():
+            if key_of(changes) not in found and space.refusal(changes) is None:
                 found[key_of(changes)] = changes
                 lacking[cell] -= 1
-                copies[cell] = 0
-                continue
-            copies[cell] += 1
-            if copies[cell] == TRIES:
-                lacking[cell] = 0
+            if not lacking[cell]:
+                break
     return list(found.values())
 
 
@@ -165,6 +178,12 @@ def begun(
             trial = space.trial(seed, turns[at].number, whole, TRIES)
             taken.append(Start(place, keyed, trial))
     return taken
+
+
+def turn(cfg: SearchConfig, space: Space, at: int) -> tuple[int, Changes]:
+    """Of a planned trial: the number that its draws depend on, and the grid's values, by key."""
+    number, cell = _turns(cfg, space)[at]
+    return number, space.cells_within_limits[cell]
 
 
 def number_of(cfg: SearchConfig, space: Space) -> int:
@@ -211,5 +230,6 @@ def searcher(
     if cfg.searcher == "random":
         return ConcurrencyLimiter(Planned(job, trials, spare), concurrent)
     kind = Bohb if cfg.searcher == "bohb" else Suggested
-    starts = len(begun(job, cfg, space, earlier, len(trials)))
+    begin = {key_of(one.trial) for one in begun(job, cfg, space, earlier, number_of(cfg, space))}
+    starts = len([*takewhile(lambda trial: key_of(trial) in begin, trials)])
     return ConcurrencyLimiter(kind(job, cfg, trials, space, earlier, folder, starts), concurrent)

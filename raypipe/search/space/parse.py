@@ -81,14 +81,14 @@ def parse(texts: Mapping[str, str], job: TrainJob) -> Space:
 
 
 def _typed(field: Field, job: TrainJob) -> Field:
-    """The field with chosen values as the job has them: a sampler reads `true` as a text, and a
-    condition on it would compare with that."""
+    """The field with chosen values as the job has them. A sampler reads `true` as a text, and a
+    condition on it would compare with that. Of 1 and 1.0, two trials would train the same."""
     branches = []
     for branch in field.branches:
         sampler = branch.sampler
         if isinstance(sampler, Choice):
-            values = [typed({field.name: value}, job)[field.name] for value in sampler.values]
-            branch = replaced(branch, sampler=replaced(sampler, values=tuple(values)))
+            values = tuple(_as_job_has(field.name, value, job) for value in sampler.values)
+            branch = replaced(branch, sampler=replaced(sampler, values=values))
         branches.append(branch)
     return Field(field.name, tuple(branches))
 
@@ -113,17 +113,22 @@ def typed(start: Mapping[str, Any], job: TrainJob) -> dict[str, Any]:
     """The start with values as the job has them: YAML and the command line read 1e-3 as a text."""
     found = dict(start)
     for name, value in start.items():
+        # The start is a part of the search's key: numbers stay as they are written.
         if isinstance(value, str):
-            try:
-                found[name] = attrgetter(name)(replace(job, {name: value}))
-            except ConfigError:
-                # Other fields refuse it: as the field alone has it.
-                found[name] = _of_field(name, value)
+            found[name] = _as_job_has(name, value, job)
     return found
 
 
-def _of_field(name: str, value: str) -> Any:
-    """The value as this field reads it; the text itself if it does not."""
+def _as_job_has(name: str, value: Any, job: TrainJob) -> Any:
+    try:
+        return attrgetter(name)(replace(job, {name: value}))
+    except ConfigError:
+        # Other fields refuse it: as the field alone has it.
+        return _of_field(name, value)
+
+
+def _of_field(name: str, value: Any) -> Any:
+    """The value as this field reads it; as it is if it does not."""
     kind: Any = TrainJob
     try:
         for part in name.split("."):

@@ -70,6 +70,10 @@ class Choice:
                 return number
         return None
 
+    def of_code(self, code: float) -> Any:
+        """The value of which `code` is the code."""
+        return self.values[int(code)]
+
 
 @dataclass(frozen=True)
 class Range:
@@ -106,6 +110,10 @@ class Range:
         if not _is_number(value) or not self.low <= value <= self.high:
             return None
         return float(value)
+
+    def of_code(self, code: float) -> Any:
+        """The value of which `code` is the code."""
+        return code
 
 
 @dataclass(frozen=True)
@@ -153,8 +161,19 @@ class Steps:
             return None
         return i if math.isclose(self.value(i), value, abs_tol=1e-12) else None
 
+    def of_code(self, code: float) -> Any:
+        """The value of which `code` is the code."""
+        return self.value(int(code))
+
 
 Sampler = Choice | Range | Steps
+
+
+def different(sampler: Sampler) -> list[Any] | None:
+    """Its finite values, each once; None if there are infinitely many, or very many."""
+    if sampler.finite is None:
+        return None
+    return [value for i, value in enumerate(sampler.finite) if sampler.code(value) == i]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from typing import Any
 from raypipe.config import replace
 from raypipe.errors import ConfigError
 from raypipe.models.zoo import NOT_SHAPE
-from raypipe.search.space.samplers import Branch, Choice, Sampler
+from raypipe.search.space.samplers import Branch, Choice, Sampler, different
 from raypipe.train.job import TrainJob
 
 Changes = dict[str, Any]  # a trial's values, by dotted field or by the key of a branch
@@ -119,19 +119,23 @@ class Space:
     def keyed(self, wanted: Mapping[str, Any]) -> Changes:
         """By branch key: what must be suggested for a trial with these values.
 
-        wanted: by field. A value that the space cannot draw is left out. Where the draw of another
-        field decides on the branch, each branch that can have the value is given it.
+        wanted: by field. A value that the space cannot draw is left out, and one that it writes
+        otherwise (0 for 0.0) is written as it does. Where the draw of another field decides on the
+        branch, each branch that can have the value is given it.
         """
         keyed: Changes = {}
         settled: Changes = {}
         undecided: set[str] = set()  # fields that chance draws, or may draw
         for field in self.fields:
             branches, is_drawn = self._possible(field, settled, undecided)
-            able = []
+            able: list[Branch] = []
             if field.name in wanted:
                 value = wanted[field.name]
-                able = [branch for branch in branches if branch.sampler.code(value) is not None]
-                keyed |= {branch.key: value for branch in able}
+                for branch in branches:
+                    code = branch.sampler.code(value)
+                    if code is not None:
+                        able.append(branch)
+                        keyed[branch.key] = branch.sampler.of_code(code)
             if is_drawn and len(able) == len(branches):
                 settled[field.name] = wanted[field.name]
             elif branches:
@@ -205,7 +209,7 @@ class Space:
         pins: values that are fixed, by branch key. A draw that has them all is preferred to one
         whose conditions leave some out. Raises ConfigError if so many draws are refused.
         """
-        if pins and all(branch.key in pins for field in self.fields for branch in field.branches):
+        if pins and self.every(pins, most=1) is not None:
             tries = 1  # nothing is drawn
         wanted: dict[str, list[Any]] = {}
         for key, value in (pins or {}).items():
@@ -247,7 +251,8 @@ class Space:
 
     @cached_property
     def cells_within_limits(self) -> list[Changes]:
-        """`cells`, without those whose models break a limit.
+        """`cells`, without those whose models break a limit. Those that the job itself refuses
+        stay: whoever draws them gets its message.
 
         Kept, because such a cell is drawn MOST_TRIES times until it is known. Raises ConfigError if
         there is no other one.
@@ -256,8 +261,7 @@ class Space:
             return self.cells
         kept = []
         for cell in self.cells:
-            with suppress(ConfigError):
-                self.trial(self.job.run.seed, 0, cell)
+            if self._allows(cell) or not replaced(self, barred=None)._allows(cell):
                 kept.append(cell)
         if not kept:
             raise ConfigError(
@@ -267,20 +271,34 @@ class Space:
             )
         return kept
 
-    def settles(self, cell: Changes) -> bool:
-        """Has a trial of this cell of the grid nothing left to draw?"""
-        free: list[str] = []
+    def _allows(self, cell: Changes) -> bool:
+        """May a cell of the grid have a trial?"""
+        with suppress(ConfigError):
+            self.trial(self.job.run.seed, 0, cell)
+            return True
+        return False
 
-        def suggest(key: str, sampler: Sampler) -> Any:
-            if key in cell:
-                return cell[key]
-            values = sampler.finite
-            if values is None or any(value != values[0] for value in values):
-                free.append(key)
-            return sampler.at(0.0)
+    def every(self, cell: Mapping[str, Any], most: int) -> list[Changes] | None:
+        """All different draws of a cell of the grid, by field; None if there are more than `most`.
 
-        self.draw(suggest)
-        return not free
+        The job, or search.limits, may refuse some of them.
+        """
+        draws: list[Changes] = [{}]
+        for field in self.fields:
+            extended = []
+            for changes in draws:
+                branch = field.branch(self.known(changes))
+                if branch is None:
+                    extended.append(changes)
+                    continue
+                values = [cell[branch.key]] if branch.key in cell else different(branch.sampler)
+                if values is None:
+                    return None
+                extended.extend({**changes, field.name: value} for value in values)
+            if len(extended) > most:
+                return None
+            draws = extended
+        return draws
 
     def _extended(
         self, field: Field, by_field: Changes, by_key: Changes
@@ -291,7 +309,7 @@ class Space:
         if branch is None or not is_grid(branch.sampler):
             return [(by_field, by_key)]
         cells = []
-        for value in branch.sampler.finite or ():
+        for value in different(branch.sampler) or ():
             cells.append((by_field | {field.name: value}, by_key | {branch.key: value}))
         return cells
 
@@ -331,21 +349,26 @@ class Space:
         for name in fields:
             values = dict.fromkeys(self.values(name))  # each once
             options.append([{}, *({name: value} for value in values)])
+        cells = self.cells
         trials = []
         for parts in itertools.product(*options):
             wanted: Changes = {}
             for part in parts:
                 wanted |= part
-            trial = self._trial_with(wanted, fields)
+            # Of a large grid, chance would miss the one cell that has these values.
+            fitting = [cell for cell in cells if _has_no_other(cell, wanted, fields)]
+            trial = self._trial_with(wanted, fields, fitting)
             if trial is not None:
                 trials.append(trial)
         return trials
 
-    def _trial_with(self, wanted: Changes, fields: list[str]) -> Changes | None:
+    def _trial_with(
+        self, wanted: Changes, fields: list[str], cells: list[Changes]
+    ) -> Changes | None:
         """A trial for `variants`: of these fields it draws exactly those in `wanted`, with these
-        values.
+        values. cells: of the grid, which are tried in turn.
 
-        None if TRIES draws bring no such trial that the job accepts.
+        None if TRIES draws, or one of each cell, bring no such trial that the job accepts.
         """
         # A value may belong to several branches of a field: it is fixed in all.
         pins: Changes = {}
@@ -357,15 +380,21 @@ class Space:
                 # `code` is None for a value that the branch's sampler cannot draw.
                 if branch.sampler.code(value) is not None:
                     pins[branch.key] = value
-        for i in range(TRIES):
+        for i in range(max(TRIES, len(cells)) if cells else 0):
             # Attempt i of one fixed seed: the other fields are drawn anew, and every run draws the
             # same.
-            changes = self.draw(partial(at_random, (0, i, 0), pins))
+            changes = self.draw(partial(at_random, (0, i, 0), pins | cells[i % len(cells)]))
             # Conditions may still add or remove one of the fields.
             drawn = {name: value for name, value in changes.items() if name in fields}
             if drawn == wanted and self.refusal(changes) is None:
                 return changes
         return None
+
+
+def _has_no_other(cell: Changes, wanted: Changes, fields: list[str]) -> bool:
+    """Has a cell of the grid, by branch key, no value of these fields but those in `wanted`?"""
+    of_fields = {field_of(key): value for key, value in cell.items() if field_of(key) in fields}
+    return of_fields.items() <= wanted.items()
 
 
 def is_grid(sampler: Sampler) -> bool:

@@ -13,7 +13,6 @@ The functions are pure: the numbers are known before a search starts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -58,11 +57,16 @@ def gpu_share(job: TrainJob, cfg: SearchConfig) -> float:
 
 
 def plan_resources(
-    job: TrainJob, cfg: SearchConfig, resources: Mapping[str, float], trials: int
+    job: TrainJob,
+    cfg: SearchConfig,
+    resources: Mapping[str, float],
+    trials: int,
+    combinations: int = 1,
 ) -> TrialResources:
     """What each trial of the search takes, and how many run at a time.
 
-    resources: the cluster's, by kind ("CPU", "GPU"). trials: of the search, in total.
+    resources: the cluster's, by kind ("CPU", "GPU"). trials: of the search, in total. combinations:
+    of its grid.
 
     A population (PBT) starts all its trials. Trials of one worker need not fit all at once: Tune
     pauses them in turn. Trials of several workers must fit all at once, because to start such a
@@ -73,7 +77,7 @@ def plan_resources(
     gpu = wants_gpu(job.train, dict(resources))
     if job.train.workers == 1:
         return _one_worker(cfg, resources, trials, gpu)
-    return _several_workers(job.train, cfg, resources, trials, gpu)
+    return _several_workers(job.train, cfg, resources, trials, combinations, gpu)
 
 
 def _one_worker(
@@ -94,6 +98,7 @@ def _several_workers(
     cfg: SearchConfig,
     resources: Mapping[str, float],
     trials: int,
+    combinations: int,
     gpu: bool,
 ) -> TrialResources:
     if gpu and cfg.gpus_per_trial != 1:
@@ -122,7 +127,7 @@ def _several_workers(
         have = f"{gpus:g} GPUs" if gpu else f"{cpus:g} CPUs"
         fewer = f"Set search.concurrent={max(1, fitting)}"
         if all_at_once:
-            fewer = _fewer_in_all(cfg, trials, fitting)
+            fewer = _fewer_in_all(trials, combinations, fitting)
         raise _no_room(f"{wanted} trials of {workers} workers", have, cfg, fewer)
 
     worker = {"CPU": int(cpu_share * 1000) / 1000}  # rounded down, so that the sum fits
@@ -146,11 +151,10 @@ def _no_room(wanted: str, have: str, cfg: SearchConfig, fewer: str) -> ClusterEr
     )
 
 
-def _fewer_in_all(cfg: SearchConfig, trials: int, fitting: int) -> str:
+def _fewer_in_all(trials: int, combinations: int, fitting: int) -> str:
     """What to set, so that a search of `trials` has as few as fit."""
     # search.samples says how often a grid is run whole.
-    combinations = math.ceil(trials / cfg.samples)
     if combinations == 1 or combinations <= fitting:
         return f"Set search.samples={max(1, fitting // combinations)}"
     fix = f"Leave {max(1, fitting)} of the {combinations} combinations in the grid of search.space"
-    return f"{fix} and set search.samples=1" if cfg.samples > 1 else fix
+    return f"{fix} and set search.samples=1" if trials > combinations else fix
