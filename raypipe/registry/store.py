@@ -83,7 +83,7 @@ def open_store(
             for address in {uri, registry}:
                 make_whole(address)
                 file = file_of(address)
-                # As MLflow does for addresses without file:.
+                # As MLflow does for addresses that are nothing but a path.
                 if file is not None and for_mlflow(address) != address:
                     file.parent.mkdir(parents=True, exist_ok=True)
         client = mlflow.MlflowClient(runs, models)
