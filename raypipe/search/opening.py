@@ -17,7 +17,6 @@ from raypipe.config import replace
 from raypipe.errors import RaypipeError
 from raypipe.feed.dataset import Pinned
 from raypipe.models.backbones import BACKBONES
-from raypipe.registry import uploads
 from raypipe.search import (
     budget,
     contenders,
@@ -36,6 +35,7 @@ from raypipe.search.settings import SearchConfig
 from raypipe.search.trials.monitor import Listener
 from raypipe.search.trials.standing import Reached, Standing
 from raypipe.search.trials.trial_data import decoded_images
+from raypipe.train.checkpoint import weights_mb
 from raypipe.train.job import TrainJob
 from raypipe.train.stopping import Mode, Progress, target
 
@@ -184,7 +184,7 @@ def _expect(ledger: Ledger, job: TrainJob, cfg: SearchConfig, first: FirstAnswer
     forecast.others = max(0, forecast.others - len(models))
     if forecast.uploads:
         kept = [Path(one.checkpoint) for one in first.trials if one.checkpoint is not None]
-        largest = sorted(map(uploads.mb_of, kept), reverse=True)
+        largest = sorted(map(weights_mb, kept), reverse=True)
         forecast.heads_mb = sum(largest[: cfg.ensemble - 1])
 
 

@@ -145,7 +145,7 @@ def test_a_store_in_memory_is_refused(address: str, tmp_path: Path) -> None:
     run, says = RunConfig(dir=str(tmp_path / "run")), "would be in memory.*ends with the process"
     with pytest.raises(ConfigError, match=says):
         open_store(run, RegistryConfig(uri=address))
-    with pytest.raises(ConfigError, match="registry.registry_uri=sqlite.*ends with the process"):
+    with pytest.raises(ConfigError, match=r"registry.registry_uri=sqlite.*ends with the process"):
         open_store(run, RegistryConfig(registry_uri=address))
 
 
