@@ -35,7 +35,6 @@ from raypipe.search.settings import SearchConfig
 from raypipe.search.trials.monitor import Listener
 from raypipe.search.trials.standing import Reached, Standing
 from raypipe.search.trials.trial_data import decoded_images
-from raypipe.train.checkpoint import weights_mb
 from raypipe.train.job import TrainJob
 from raypipe.train.stopping import Mode, Progress, target
 
@@ -183,9 +182,9 @@ def _expect(ledger: Ledger, job: TrainJob, cfg: SearchConfig, first: FirstAnswer
     forecast.others_s = networks.heads_s(models, cfg.ensemble - 1, forecast.network_per_s)
     forecast.others = max(0, forecast.others - len(models))
     if forecast.uploads:
-        kept = [Path(one.checkpoint) for one in first.trials if one.checkpoint is not None]
-        largest = sorted(map(weights_mb, kept), reverse=True)
-        forecast.heads_mb = sum(largest[: cfg.ensemble - 1])
+        of = zip(first.trials, models, strict=True)
+        kept = {one.checkpoint: model for one, model in of if one.checkpoint is not None}
+        forecast.weigh_heads(kept, cfg.ensemble - 1)
 
 
 def end_with(

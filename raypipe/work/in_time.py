@@ -56,8 +56,9 @@ def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
     if ledger.budget_s is not None:  # nobody plans without one
         forecast.time_network = partial(_network_per_s, classes=len(pinned.classes))
         forecast.image_s = _image_s(job, pinned)
+        forecast.weigh_network = partial(_weights_mb, classes=len(pinned.classes))
         if forecast.uploads:
-            forecast.weights_mb = _weights_mb(job.model, len(pinned.classes))
+            forecast.weights_mb = forecast.network_mb(job.model)
     forecast.has_more_threads = _has_more_threads(job.training)
     forecast.splits = tuple(pinned.counts[split] for split in {job.feed.val, job.feed.test})
     forecast.tests = pinned.counts[job.feed.test]
@@ -139,6 +140,8 @@ def _expect(found: SearchResult, members: Sequence[Trial], ledger: Ledger) -> Sp
     if forecast.uploads:
         # Of an ensemble it is that of all members.
         forecast.weights_mb, forecast.heads_mb = weights_mb(Path(found.best.checkpoint)), 0.0
+        if not found.shares and found.job.model.mode == "frozen":
+            forecast.weights_mb += forecast.network_mb(found.job.model)
     # By place: a soup stands there as its best trial, which may be a member besides.
     models = {str(place): found.models[trial.name] for place, trial in enumerate(members)}
     measured = {str(place): speed_of(found, trial.name) for place, trial in enumerate(members)}

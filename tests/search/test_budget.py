@@ -287,6 +287,37 @@ def test_of_a_finished_search_the_weights_are_weighed(tmp_path: Path) -> None:
     assert made.ending(1, SPEED).upload_s == pytest.approx(3.0 + budget.BESIDE_WEIGHTS_MB, abs=0.01)
     assert checkpoint.weights_mb(tmp_path / "gone") == 0
 
+    # The checkpoint of a head has no backbone, and its package has one: its end was late.
+    asked: list[str] = []
+    made.forecast.weigh_network = lambda model: asked.append(model.name) or 14.0
+    found.job.model = ModelConfig(mode="frozen")
+    in_time._expect(found, [trial], made)
+    in_time._expect(found, [trial], made)
+    assert made.forecast.weights_mb == pytest.approx(17.0, abs=0.01) and len(asked) == 1
+    # Those of an ensemble are all in its own.
+    found.shares = (0.5, 0.5)
+    in_time._expect(found, [trial], made)
+    assert made.forecast.weights_mb == pytest.approx(3.0, abs=0.01)
+
+
+def test_heads_are_weighed_with_their_backbones(tmp_path: Path) -> None:
+    """Of an ensemble of heads nothing was planned but the heads."""
+    for name, numbers in (("a", 250_000), ("b", 500_000), ("c", 750_000)):
+        kept = Snapshot({"w": Piece.whole(torch.zeros(numbers))})
+        checkpoint.write(tmp_path / name, kept, LoopState())
+    at = {side_px: ModelConfig(mode="frozen", side_px=side_px) for side_px in (128, 224)}
+    sizes = {128: 20.0, 224: 30.0}
+    made, _ = ledger(600.0, weigh_network=lambda model: sizes[model.pixels])
+    heads = {str(tmp_path / "a"): at[224], str(tmp_path / "b"): at[128]}
+    for more, most, mb in (
+        ({}, 2, 53.0),
+        ({}, 1, 32.0),
+        # Two heads on one backbone share it.
+        ({str(tmp_path / "c"): at[128]}, 3, 56.0),
+    ):
+        made.forecast.weigh_heads(heads | more, most)
+        assert made.forecast.heads_mb == pytest.approx(mb, abs=0.05)
+
 
 def test_images_that_take_long_to_read_are_planned_with() -> None:
     """With photos of 12 megapixels in an object store the end was a minute late."""
