@@ -291,19 +291,18 @@ def check_names(run: RunConfig, cfg: RegistryConfig) -> None:
 
 
 def absolute(cfg: RegistryConfig) -> RegistryConfig:
-    """The section for another process, whose current folder and variables are others."""
+    """The section for another process, whose current folder is another one."""
     changes = {} if cfg.moves is None else {"moves": resolve(cfg.moves)}
     for name in ("uri", "registry_uri"):
         uri = getattr(cfg, name)
         address = address_of(uri, f"registry.{name}") if uri else ""
         file = file_of(address)
-        if file is None:
+        # What is whole stays as it is: a variable's options may hold a password.
+        if file is None or file.is_absolute():
             continue
-        if not file.is_absolute():
-            whole = in_file(file.absolute())
-            if address.startswith(f"{_SQLITE}file:"):
-                # It is read twice: see file_of.
-                whole = f"{_SQLITE}file:{quote(quote(str(file.absolute())))}"
-            address = "".join([whole, *address.partition("?")[1:]])
-        changes[name] = address
+        whole = in_file(file.absolute())
+        if address.startswith(f"{_SQLITE}file:"):
+            # It is read twice: see file_of.
+            whole = f"{_SQLITE}file:{quote(quote(str(file.absolute())))}"
+        changes[name] = "".join([whole, *address.partition("?")[1:]])
     return cfg.model_copy(update=changes)

@@ -244,6 +244,9 @@ def test_what_the_registrys_actor_gets_has_no_relative_path(
     )
     whole = RegistryConfig(uri="sqlite:////s/m.db?timeout=5", moves="s3://b/moves")
     assert tracking.absolute(whole) == whole
+    monkeypatch.setenv("WHOLE", "sqlite:///file:/s/m.db?uri=true&password=secret")
+    unseen = RegistryConfig(uri="env:WHOLE")
+    assert tracking.absolute(unseen) == unseen, "what may hold a password stays in its variable"
     # SQLite's own address, and a folder whose name an address would read as another one.
     here = tmp_path / "100%41 ?"
     here.mkdir()
