@@ -61,10 +61,10 @@ def upload(
 ) -> list[str]:
     """Bring the files to RUN-NAME/KEY (`place`), then the manifest.
 
-    facts: what the manifest says beside its files. timed: takes how many MB were sent, and the
-    seconds. Returns the files that exist neither here nor
-    there; the manifest names them as `missing`. Raises DataError if the store fails, and OSError
-    for a file that cannot be read; a later call sends what is missing.
+    facts: what the manifest says beside its files. timed: takes MB and seconds of the largest file
+    that was sent. Returns the files that exist neither here nor there; the manifest names them as
+    `missing`. Raises DataError if the store fails, and OSError for a file that cannot be read; a
+    later call sends what is missing.
     """
     earlier = _manifest(store, place)
     promised: dict[str, Any] = earlier.get("files", {})
@@ -83,13 +83,15 @@ def upload(
                 missing.append(name)
     if any(name in promised for name in unsent):
         store.delete(f"{place}/{MANIFEST}")
-    began = time.monotonic()
+    # Of many small files the seconds are those of answers, and say little of the line.
+    largest = 0.0, 0.0
     for name in unsent:
-        content = _Content(files[name])
+        content, began = _Content(files[name]), time.monotonic()
         store.write(f"{place}/{name}", content)
         # Not what the file was before: somebody may have drawn a report again meanwhile.
         listed[name] = content.entry
-    timed(sum(_bytes(listed[name]) or 0 for name in unsent) / 1e6, time.monotonic() - began)
+        largest = max(largest, (content.entry["bytes"] / 1e6, time.monotonic() - began))
+    timed(*largest)
     new: dict[str, Any] = {"format": FORMAT, "facts": dict(facts), "files": listed}
     if missing:
         new["missing"] = missing

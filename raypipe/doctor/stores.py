@@ -20,7 +20,7 @@ from raypipe.doctor.web import get
 from raypipe.errors import ConfigError, RaypipeError, hidden
 from raypipe.files import has_locks
 from raypipe.registry.store_check import migrate
-from raypipe.registry.tracking import addresses
+from raypipe.registry.tracking import addresses, for_mlflow, in_file
 from raypipe.tables import storage
 
 STORE_S = 40.0
@@ -202,7 +202,7 @@ def _of_other_release(
         lambda: migrate(file, revision),
     )
     copied = shlex.join(["cp", file, f"{file}.before-{revision}"])
-    way_out = f"{copied}; mlflow db upgrade {shlex.quote(f'sqlite:///{file}')}"
+    way_out = f"{copied}; mlflow db upgrade {shlex.quote(for_mlflow(in_file(Path(file))))}"
     return Finding(name, "fail", f"{file}: {seen}", rule, way_out, mend)
 
 

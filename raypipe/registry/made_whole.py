@@ -20,16 +20,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-_PREFIX = "sqlite:///"
+from raypipe.registry.tracking import file_of, for_mlflow, in_file
+
 _MAKING = ".making-"
 _LEFT_S = 3600.0  # making takes seconds
 
 
 def make_whole(uri: str) -> None:
     """Make the store in a file, if that file is missing. Other addresses are left alone."""
-    if not uri.startswith(_PREFIX) or "?" in uri or ":memory:" in uri:
+    file = file_of(uri)
+    if file is None or "?" in uri:
         return
-    file = Path(uri.removeprefix(_PREFIX))
     _sweep(file.parent)
     if file.exists() or not file.parent.is_dir():
         return
@@ -58,7 +59,7 @@ def make(file: Path) -> None:
 
     with _unsynced(file):
         # The first question makes the tables.
-        mlflow.MlflowClient(f"{_PREFIX}{file}").get_experiment_by_name("Default")
+        mlflow.MlflowClient(for_mlflow(in_file(file))).get_experiment_by_name("Default")
 
 
 @contextmanager

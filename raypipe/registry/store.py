@@ -81,11 +81,10 @@ def open_store(
     try:
         if create:
             for address in {uri, registry}:
-                make_whole(address)
                 file = file_of(address)
-                # As MLflow does for addresses without file:.
-                if file is not None and for_mlflow(address) != address:
-                    file.parent.mkdir(parents=True, exist_ok=True)
+                if file is not None:
+                    file.parent.mkdir(parents=True, exist_ok=True)  # as MLflow would
+                make_whole(address)
         client = mlflow.MlflowClient(runs, models)
         artifacts = (folder / "artifacts").as_uri() if uri.startswith("sqlite") else None
         with patience.opening(), patience.told(uri):

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from raypipe.errors import ConfigError, hidden, one_line
 from raypipe.registry import catalog
-from raypipe.registry.tracking import address_of, file_of
+from raypipe.registry.tracking import address_of, file_of, for_mlflow, in_file
 
 DATABASES = "sqlite", "postgresql", "mysql", "mssql"
 SQLITE = "sqlite:///"
@@ -167,7 +167,7 @@ def migrate(file: str, revision: str) -> Path:
     with closing(sqlite3.connect(file)) as old, closing(sqlite3.connect(copy)) as new:
         old.backup(new)
     # In a process of its own, because MLflow sets up logging and engines for good.
-    command = [sys.executable, "-m", "mlflow", "db", "upgrade", f"{SQLITE}{file}"]
+    command = [sys.executable, "-m", "mlflow", "db", "upgrade", for_mlflow(in_file(Path(file)))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         # Not a copy of the file: others may have it open.

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
@@ -124,10 +124,18 @@ def addresses(run: RunConfig, cfg: RegistryConfig) -> tuple[str, str]:
 def address_of(uri: str, of: str = "registry.uri") -> str:
     """The address itself, or for `env:NAME` the value of that environment variable.
 
-    of: the setting that has it. Raises ConfigError for a variable that is not set, and for an
-    address by which the store would be in a folder called `file:`.
+    of: the setting that has it. Raises ConfigError for a variable that is not set, for an address
+    by which the store would be in a folder called `file:`, and for one of a store in memory.
     """
-    address = _from_environment(uri, of)
+    # MLflow keeps in MLFLOW_TRACKING_URI what it was given (for_mlflow).
+    address = re.sub(r"^sqlite\+pysqlite:", "sqlite:", _from_environment(uri, of))
+    if _is_in_memory(address):
+        raise ConfigError(
+            "The MLflow store would be in memory",
+            got=f"{of}={address}",
+            rule="It ends with the process, and the models that are registered there with it",
+            fix=f"Write sqlite:////FOLDER/mlflow.db, or set {of}=null",
+        )
     if address.startswith(f"{_SQLITE}file:") and not _is_sqlite_uri(address):
         raise ConfigError(
             "The MLflow store would be in a folder called file:",
@@ -152,8 +160,7 @@ def _from_environment(uri: str, of: str) -> str:
             fix=f"export {name}=…, or set {of}",
         )
     keep_secrets_of(address)
-    # MLflow keeps in MLFLOW_TRACKING_URI what it was given.
-    return address.replace(f"{_DRIVEN}file:", f"{_SQLITE}file:", 1)
+    return address
 
 
 def store_file(run: RunConfig, cfg: RegistryConfig) -> Path | None:
@@ -165,11 +172,24 @@ def file_of(address: str) -> Path | None:
     """The file of a SQLite store; None for another one."""
     if not address.startswith(_SQLITE):
         return None
-    # After ? come options.
-    name = address.removeprefix(_SQLITE).partition("?")[0]
-    if _is_sqlite_uri(address):
+    # SQLAlchemy reads what comes after ? as options, and %41 as A.
+    name = unquote(address.removeprefix(_SQLITE).partition("?")[0])
+    if _is_sqlite_uri(address) and name.startswith("file:"):
+        # SQLite does so, too, with what it was given.
         name = unquote(urlsplit(name).path)
     return Path(name)
+
+
+def in_file(file: Path) -> str:
+    """The address of a SQLite store, as `file_of` reads it."""
+    return _SQLITE + str(file).replace("%", "%25").replace("?", "%3F")
+
+
+def _is_in_memory(address: str) -> bool:
+    name, _, options = address.partition("?")
+    if name in ("sqlite://", _SQLITE) or str(file_of(address)) == ":memory:":
+        return True
+    return _is_sqlite_uri(address) and ("mode", "memory") in parse_qsl(options)
 
 
 def _is_sqlite_uri(address: str) -> bool:
@@ -181,11 +201,14 @@ def _is_sqlite_uri(address: str) -> bool:
 def for_mlflow(address: str) -> str:
     """The same store as MLflow has to be given it.
 
-    Before it opens sqlite:///PATH, MLflow makes the folders of PATH. Of sqlite:///file:PATH it
-    makes a folder `file:`, wherever the command runs. An address that names the driver, too, means
-    the same file, and MLflow makes no folder for it.
+    Before it opens sqlite:///PATH, MLflow makes the folders of PATH, as if it was no more than a
+    path. Of sqlite:///file:PATH it makes a folder `file:`, wherever the command runs, and of x%20y
+    one of that name beside `x y`. An address that names the driver, too, means the same file, and
+    MLflow makes no folder for it.
     """
-    return address.replace(f"{_SQLITE}file:", f"{_DRIVEN}file:", 1)
+    if set("?%") & set(address):
+        return re.sub(f"^{_SQLITE}", _DRIVEN, address)
+    return address
 
 
 class Place(Protocol):
@@ -271,8 +294,15 @@ def absolute(cfg: RegistryConfig) -> RegistryConfig:
     """The section for another process, whose current folder is another one."""
     changes = {} if cfg.moves is None else {"moves": resolve(cfg.moves)}
     for name in ("uri", "registry_uri"):
-        uri = getattr(cfg, name) or ""
-        file, mark, options = uri.removeprefix(_SQLITE).partition("?")
-        if uri.startswith(_SQLITE) and not file.startswith(("/", "file:", ":")):
-            changes[name] = f"{_SQLITE}{Path(file).absolute()}{mark}{options}"
+        uri = getattr(cfg, name)
+        address = address_of(uri, f"registry.{name}") if uri else ""
+        file = file_of(address)
+        # What is whole stays as it is: a variable's options may hold a password.
+        if file is None or file.is_absolute():
+            continue
+        whole = in_file(file.absolute())
+        if address.startswith(f"{_SQLITE}file:"):
+            # It is read twice: see file_of.
+            whole = f"{_SQLITE}file:{quote(quote(str(file.absolute())))}"
+        changes[name] = "".join([whole, *address.partition("?")[1:]])
     return cfg.model_copy(update=changes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ log = logging.getLogger("raypipe")
 FILE = "uploads.json"
 # Of less, the seconds are those of answers, which are planned apart.
 LEAST_MB = 1.0
+LEAST_RATE = 0.001  # MB a second, to which rates are rounded
 _HERE = ("localhost", "127.0.0.1", "::1")
 
 
@@ -55,9 +57,8 @@ def place(store: Store) -> str:
 
 
 def mb_of(folder: Path) -> float:
-    """MB (10^6 bytes) of the files in a folder, or of a file."""
-    files = [folder] if folder.is_file() else folder.rglob("*")
-    return sum(file.stat().st_size for file in files if file.is_file()) / 1e6
+    """MB (10^6 bytes) of the files in a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
 
 
 def note(folder: Path, place: str, mb: float, seconds: float) -> None:
@@ -66,13 +67,17 @@ def note(folder: Path, place: str, mb: float, seconds: float) -> None:
         return
     # What cannot be noted is guessed again.
     with suppress(OSError):
-        write_atomic(folder / FILE, to_json(_noted(folder) | {place: round(mb / seconds, 3)}))
+        write_atomic(
+            folder / FILE,
+            to_json(_noted(folder) | {place: max(LEAST_RATE, round(mb / seconds, 3))}),
+        )
 
 
 def mb_per_s(folder: Path, place: str) -> float | None:
     """What was noted of this place; None: nothing."""
     rate = _noted(folder).get(place)
-    return rate if isinstance(rate, float) and rate > 0 else None
+    # Nobody has written others: by them an upload would take no time, or for ever.
+    return rate if isinstance(rate, float) and LEAST_RATE <= rate < math.inf else None
 
 
 def _noted(folder: Path) -> dict[str, float]:

@@ -146,7 +146,7 @@ def register(
             return before
         # Opening checks the files against their manifest before anything is uploaded.
         opened = Package(package)
-        began = time.monotonic()
+        mb, began = uploads.mb_of(package), time.monotonic()
         with patience.told(store.address, store.registry):
             logged = mlflow_model.log(run_id, opened)
         _ensure_name(store)
@@ -160,7 +160,7 @@ def register(
         )
         # Unity Catalog has taken a copy of its own.
         took_s = time.monotonic() - began
-        uploads.note(store.folder, uploads.place(store), uploads.mb_of(package), took_s)
+        uploads.note(store.folder, uploads.place(store), mb, took_s)
         # The lock holds on hosts that share the folder. If a host that does not share it has
         # registered the same key meanwhile, the first version counts. In Unity Catalog that one may
         # become ready after this look: then both stay, and the first counts from then on.

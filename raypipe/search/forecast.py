@@ -7,16 +7,19 @@ asks when trials have to end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from raypipe.models.ensemble import Member
 from raypipe.models.zoo import ModelConfig
 from raypipe.search import budget, contenders, networks
 from raypipe.search.budget import Ending, Speed
+from raypipe.train.checkpoint import weights_mb
 
 
-def _untimed(model: ModelConfig) -> float:
-    """Nobody can time a network."""
+def _unknown(model: ModelConfig) -> float:
+    """Nobody can time a network, or weigh it."""
     return 0.0
 
 
@@ -83,8 +86,14 @@ class Forecast:
     """Images a second through the slowest network that a trial may have, by `works_per_s`; None:
     not known."""
 
-    time_network: Callable[[ModelConfig], float] = _untimed
+    time_network: Callable[[ModelConfig], float] = _unknown
     """Times a network on the CPUs of this process: images a second, of one view; 0: it cannot."""
+
+    weigh_network: Callable[[ModelConfig], float] = _unknown
+    """MB of a model's weights with its backbone and a linear head; 0: it cannot be said."""
+
+    weighed: dict[str, float] = field(default_factory=dict)
+    """What it has said, by the model's shape: to ask takes half a second."""
 
     pixels_per_s: dict[str, float] = field(default_factory=dict)
     """By backbone whose work is not known: pixels a second, as far as it was timed; 0: it cannot
@@ -157,6 +166,20 @@ class Forecast:
             if self.pixels_per_s[name] > 0:
                 return self.pixels_per_s[name] / pixels
         return networks.of_works(self.works_per_s)(model)
+
+    def network_mb(self, model: ModelConfig) -> float:
+        """MB of a model's weights with its backbone, which no checkpoint of a frozen one has."""
+        if model.shape not in self.weighed:
+            self.weighed[model.shape] = self.weigh_network(model)
+        return self.weighed[model.shape]
+
+    def weigh_heads(self, kept: Mapping[str, ModelConfig], most: int) -> None:
+        """An ensemble may have the `most` largest of these heads and of their backbones. kept:
+        their models, by checkpoint."""
+        own = [weights_mb(Path(checkpoint)) for checkpoint in kept]
+        shared = {Member(model).shared: model for model in kept.values()}
+        bodies = map(self.network_mb, shared.values())
+        self.heads_mb = sum(sum(sorted(some, reverse=True)[:most]) for some in (own, bodies))
 
     def ending(
         self,

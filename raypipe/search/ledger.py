@@ -252,10 +252,19 @@ class Ledger:
         fix = f"Set search.budget_s={_round_up(least)} or more"
         if self.goes_on is None:
             fix += ". Only if this search was interrupted before, run the same command again"
+        sent = ""
+        if ending.upload_s >= 0.5:
+            sent = f", {ending.upload_s:.0f} s of them to upload the package"
+        if sent and any(self.forecast.uploads):
+            # What never uploads measures no other rate.
+            sent += " as fast as the last one went"
+            fix += (
+                ". If that one was slow by chance, delete mlflow/uploads.json in the run's folder"
+            )
         return TooShort(
             "The budget was over before a trial had finished an epoch",
             got=f"search.budget_s={self.budget_s:g}",
-            rule=f"{took}; test and registration need about {ending.seconds:.0f} s",
+            rule=f"{took}; test and registration need about {ending.seconds:.0f} s{sent}",
             fix=fix,
         )
 

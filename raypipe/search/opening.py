@@ -17,7 +17,6 @@ from raypipe.config import replace
 from raypipe.errors import RaypipeError
 from raypipe.feed.dataset import Pinned
 from raypipe.models.backbones import BACKBONES
-from raypipe.registry import uploads
 from raypipe.search import (
     budget,
     contenders,
@@ -183,9 +182,9 @@ def _expect(ledger: Ledger, job: TrainJob, cfg: SearchConfig, first: FirstAnswer
     forecast.others_s = networks.heads_s(models, cfg.ensemble - 1, forecast.network_per_s)
     forecast.others = max(0, forecast.others - len(models))
     if forecast.uploads:
-        kept = [Path(one.checkpoint) for one in first.trials if one.checkpoint is not None]
-        largest = sorted(map(uploads.mb_of, kept), reverse=True)
-        forecast.heads_mb = sum(largest[: cfg.ensemble - 1])
+        of = zip(first.trials, models, strict=True)
+        kept = {one.checkpoint: model for one, model in of if one.checkpoint is not None}
+        forecast.weigh_heads(kept, cfg.ensemble - 1)
 
 
 def end_with(

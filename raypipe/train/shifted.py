@@ -31,7 +31,13 @@ from raypipe.feed.rows import Rows
 from raypipe.images import decode, shifts
 from raypipe.models import calibrate as temperature
 from raypipe.models.predictor import Predictor
-from raypipe.models.severity import LEAST_OF_DOMAIN, Calibration, calibrate, require_enough
+from raypipe.models.severity import (
+    LEAST_OF_DOMAIN,
+    LEAST_VALIDATION,
+    Calibration,
+    calibrate,
+    require_enough,
+)
 from raypipe.registry.tracking import LEAST_COPIED
 from raypipe.timer import OutOfTime, interrupted
 from raypipe.train import looked_at
@@ -114,8 +120,13 @@ def measured(
     known = known[domains_N[known] != ""]
     try:
         require_enough(domains_N[known], images_N[known])
-    except DataError as e:
-        return Measured(None, f"{e.what.lower()} ({len(known)} images)")
+    except DataError:
+        most = job.registry.judged_images
+        if most is not None and most < LEAST_VALIDATION:
+            # The table has more. Within a budget a clock has set it.
+            allows = f"registry.judged_images={most} allows {len(known)} validation images"
+            return Measured(None, f"{allows}, and {LEAST_VALIDATION} are needed")
+        return Measured(None, _too_few(len(known)))
 
     # Copies come from row groups that are few, so from few files.
     rows = locate(pinned, unseen.split, job.feed).sampled(job.registry.judged_images)
@@ -161,7 +172,12 @@ def _why_not(job: TrainJob, pinned: Pinned, unseen: Unseen) -> str:
         return f"the model was trained on images of {unseen.split}, and no others are labelled"
     if unseen.is_inherited:
         return f"the weights that it started from may have learned from images of {unseen.split}"
-    return ""
+    images = pinned.counts[unseen.split]
+    return _too_few(images) if images < LEAST_VALIDATION else ""
+
+
+def _too_few(images: int) -> str:
+    return f"too few labelled validation images to calibrate on ({images} images)"
 
 
 def _domains(domains: tuple[str, ...] | None, images_N: np.ndarray) -> np.ndarray:

@@ -26,7 +26,6 @@ from raypipe.images import shifts
 from raypipe.job import Job
 from raypipe.models.severity import LEAST_VALIDATION
 from raypipe.models.zoo import ModelConfig
-from raypipe.registry import uploads
 from raypipe.registry.tracking import LEAST_COPIED
 from raypipe.search import budget, networks, refit, refit_together, variants
 from raypipe.search.budget import Ending, Refit, Speed
@@ -35,6 +34,7 @@ from raypipe.search.ledger import Ledger
 from raypipe.search.refit_together import Again
 from raypipe.search.result import SearchResult
 from raypipe.timer import OutOfTime, interrupted
+from raypipe.train.checkpoint import weights_mb
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import wants_gpu
 from raypipe.train.trainer import Plan
@@ -56,8 +56,9 @@ def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
     if ledger.budget_s is not None:  # nobody plans without one
         forecast.time_network = partial(_network_per_s, classes=len(pinned.classes))
         forecast.image_s = _image_s(job, pinned)
+        forecast.weigh_network = partial(_weights_mb, classes=len(pinned.classes))
         if forecast.uploads:
-            forecast.weights_mb = _weights_mb(job.model, len(pinned.classes))
+            forecast.weights_mb = forecast.network_mb(job.model)
     forecast.has_more_threads = _has_more_threads(job.training)
     forecast.splits = tuple(pinned.counts[split] for split in {job.feed.val, job.feed.test})
     forecast.tests = pinned.counts[job.feed.test]
@@ -138,7 +139,9 @@ def _expect(found: SearchResult, members: Sequence[Trial], ledger: Ledger) -> Sp
     forecast.trials_ended = True
     if forecast.uploads:
         # Of an ensemble it is that of all members.
-        forecast.weights_mb, forecast.heads_mb = uploads.mb_of(Path(found.best.checkpoint)), 0.0
+        forecast.weights_mb, forecast.heads_mb = weights_mb(Path(found.best.checkpoint)), 0.0
+        if not found.shares and found.job.model.mode == "frozen":
+            forecast.weights_mb += forecast.network_mb(found.job.model)
     # By place: a soup stands there as its best trial, which may be a member besides.
     models = {str(place): found.models[trial.name] for place, trial in enumerate(members)}
     measured = {str(place): speed_of(found, trial.name) for place, trial in enumerate(members)}

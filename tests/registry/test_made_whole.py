@@ -24,11 +24,15 @@ class Killed(BaseException):
     """As an alarm that comes between two steps of a migration."""
 
 
+@pytest.mark.parametrize("named", ["", "sqlite:///{}/new/a%20b/mlflow.db"])
 def test_a_kill_while_mlflow_makes_its_store_leaves_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Half of one was left where registry.uri named a folder that did not exist."""
     monkeypatch.setattr(made_whole, "make", make)
     run = RunConfig(dir=str(tmp_path / "run"))
+    cfg = RegistryConfig(uri=named.format(tmp_path) or None)
+    folder = tmp_path / "new" / "a b" if named else run.path / "mlflow"
     made: list[str] = []
 
     def dies(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
@@ -39,13 +43,13 @@ def test_a_kill_while_mlflow_makes_its_store_leaves_none(
     event.listen(sqlalchemy.engine.Engine, "before_cursor_execute", dies)
     try:
         with pytest.raises(Killed):
-            open_store(run, RegistryConfig())
+            open_store(run, cfg)
     finally:
         event.remove(sqlalchemy.engine.Engine, "before_cursor_execute", dies)
-    assert list((run.path / "mlflow").iterdir()) == []
-    store = open_store(run, RegistryConfig())
+    assert list(folder.iterdir()) == []
+    store = open_store(run, cfg)
     assert store.client.search_experiments()[0].experiment_id
-    assert [path.name for path in (run.path / "mlflow").glob("*")] == ["mlflow.db"]
+    assert [path.name for path in folder.glob("*")] == ["mlflow.db"]
 
 
 def test_only_the_file_in_the_making_is_not_waited_for(tmp_path: Path) -> None:

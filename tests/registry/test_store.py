@@ -5,14 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
+from sqlalchemy.engine import make_url
 
 from raypipe.config import RunConfig
 from raypipe.errors import ConfigError
 from raypipe.failures import explain
 from raypipe.registry.store import Store, answer_s, open_store
-from raypipe.registry.tracking import RegistryConfig, address_of, file_of
+from raypipe.registry.tracking import (
+    MOVES,
+    RegistryConfig,
+    address_of,
+    file_of,
+    for_mlflow,
+    in_file,
+    store_file,
+)
 
 
 def test_a_store_that_cannot_be_is_one_message(tmp_path: Path) -> None:
@@ -82,6 +92,61 @@ def test_a_store_by_sqlites_own_address_makes_no_folder_of_that_name(
     # The same file by its plain address.
     plain = open_store(run, RegistryConfig(uri=f"sqlite:///{tmp_path}/x y/a.db"))
     assert plain.experiment_id == store.experiment_id and plain.moves == store.moves
+
+
+def test_an_escaped_address_is_the_file_that_mlflow_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow opened `x y`, and made a folder x%20y. There raypipe had its table of moves, which
+    nobody shared who wrote `x y`; and the second command could not open the store."""
+    monkeypatch.chdir(tmp_path)
+    run = RunConfig(dir=str(tmp_path / "run"))
+    escaped = RegistryConfig(uri=f"sqlite:///{tmp_path}/x%20y%2541/a.db")
+    store = open_store(run, escaped)
+    assert (tmp_path / "x y%41" / "a.db").is_file()
+    assert {entry.name for entry in tmp_path.iterdir()} == {"x y%41", "run"}
+    assert open_store(run, escaped).moves == store.moves == str(tmp_path / "x y%41" / MOVES)
+    assert store_file(run, escaped) == tmp_path / "x y%41" / "a.db"
+
+
+@pytest.mark.parametrize(
+    ("address", "file"),
+    [
+        ("sqlite:////d/x%20y.db?timeout=5", "/d/x y.db"),
+        # SQLAlchemy reads it, and then SQLite.
+        ("sqlite:///file:/d/x%2520y.db?uri=true", "/d/x y.db"),
+        ("sqlite:///file:/d/x%20y.db?uri=true", "/d/x y.db"),
+        # Without file: it is no address of SQLite's.
+        ("sqlite:////d/x%2520y.db?uri=true", "/d/x%20y.db"),
+        ("sqlite:///rel%3F.db", "rel?.db"),
+        ("sqlite+pysqlite:////d/a.db", "/d/a.db"),
+    ],
+)
+def test_the_file_of_an_address_is_the_one_that_sqlite_opens(address: str, file: str) -> None:
+    assert file_of(address_of(address)) == Path(file)
+    assert file_of(in_file(Path(file))) == Path(file)
+    # By SQLAlchemy's own reading, whichever address MLflow is given.
+    url = make_url(for_mlflow(address_of(address)))
+    (name, *_), given = url.get_dialect()().create_connect_args(url)
+    if given.get("uri") and name.startswith("file:"):
+        name = unquote(urlsplit(name).path)
+    assert Path(name) == Path(file).absolute()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite+pysqlite://"),
+        *("sqlite:///file::memory:?uri=true", "sqlite:///file:m?mode=memory&uri=1"),
+    ],
+)
+def test_a_store_in_memory_is_refused(address: str, tmp_path: Path) -> None:
+    """A training was registered in it, and nobody ever found the model."""
+    run, says = RunConfig(dir=str(tmp_path / "run")), "would be in memory.*ends with the process"
+    with pytest.raises(ConfigError, match=says):
+        open_store(run, RegistryConfig(uri=address))
+    with pytest.raises(ConfigError, match=r"registry.registry_uri=sqlite.*ends with the process"):
+        open_store(run, RegistryConfig(registry_uri=address))
 
 
 @pytest.mark.parametrize("options", ["", "?mode=rwc", "?uri=false&mode=rwc"])

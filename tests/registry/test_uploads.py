@@ -52,9 +52,15 @@ def test_the_rate_of_the_last_upload_is_noted_by_its_place(tmp_path: Path) -> No
     uploads.note(tmp_path, "", 40.0, 10.0)
     assert (uploads.mb_per_s(tmp_path, "s3://a"), uploads.mb_per_s(tmp_path, "s3://b")) == (4, 10)
     assert set(json.loads((tmp_path / uploads.FILE).read_text())) == {"s3://a", "s3://b"}
-    for torn in ("{", "[]", '{"s3://a": "fast"}'):
+    # By these an upload would take no time, or so long that no budget can be named.
+    odd = (
+        f'{{"s3://a": {rate}}}' for rate in ('"fast"', "Infinity", "NaN", "5e-324", "-1.0", "0.0")
+    )
+    for torn in ("", "{", "[]", *odd):
         (tmp_path / uploads.FILE).write_text(torn)
         assert uploads.mb_per_s(tmp_path, "s3://a") is None
+    uploads.note(tmp_path, "s3://a", 1.0, 1e5)
+    assert uploads.mb_per_s(tmp_path, "s3://a") == uploads.LEAST_RATE, "known, and no guess"
     # What cannot be noted ends nothing.
     uploads.note(tmp_path / "missing", "s3://a", 40.0, 10.0)
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +38,9 @@ from raypipe.search.presets import MANY
 from raypipe.search.settings import SearchConfig
 from raypipe.search.tuner import _in_key
 from raypipe.timer import OutOfTime, interrupted
+from raypipe.train import checkpoint
+from raypipe.train.loop import LoopState
+from raypipe.train.parallel.snapshot import MOMENTS, Piece, Snapshot
 from raypipe.train.settings import TrainConfig
 from raypipe.train.trainer import Plan
 from raypipe.work import in_time, kept_refits
@@ -253,15 +257,66 @@ def test_the_upload_of_a_package_is_planned_with() -> None:
     assert planned(None, 0.5, budget_s=90.0).upload_s == 80 + budget.GUESSED_UPLOAD * 90
 
 
+def test_a_budget_that_an_upload_needs_alone_says_so() -> None:
+    """A server had hung for an hour. By that rate every later search ended with a first message
+    that did not name it, and none of them uploaded anything that had shown another one."""
+
+    made, _ = ledger(600.0, start_s=8.0, uploads=(0.02,), weights_mb=36.0)
+    with pytest.raises(TooShort, match=r"need about 23\d\d s, 2000 s of them to upload.*the last"):
+        made.trials_begin()
+    assert "delete mlflow/uploads.json in the run's folder" in str(made.too_short())
+    made, _ = ledger(9.0, start_s=8.0, uploads=(None,), weights_mb=36.0)
+    assert ", 1 s of them to upload the package. Set" in str(made.too_short())
+    made.forecast.uploads = ()
+    assert "upload" not in str(made.too_short())
+
+
 def test_of_a_finished_search_the_weights_are_weighed(tmp_path: Path) -> None:
     metrics = {"images_per_s": 100.0, "step_s": 0.3, "forward_s": 0.1}
     trial = Trial("trial-0", {}, 0.9, 3, False, (metrics,), "somewhere")
     found = ended(trial, ModelConfig(mode="finetune", side_px=128), None)
     found.best = SimpleNamespace(checkpoint=str(tmp_path))
-    (tmp_path / "weights").write_bytes(bytes(3_000_000))
+    # AdamW keeps two numbers for each weight, which no package has: three times as much was
+    # planned with, and a refit had no time.
+    weights = torch.zeros(750_000)
+    moments = {f"{name}/w": Piece.whole(weights) for name in MOMENTS}
+    kept = Snapshot({"w": Piece.whole(weights)}, moments)
+    checkpoint.write(tmp_path, kept, LoopState())
     made, _ = ledger(600.0, uploads=(1.0,), weights_mb=70.0, heads_mb=9.0)
     made.ending(1, in_time._expect(found, [trial], made))
-    assert made.ending(1, SPEED).upload_s == 3.0 + budget.BESIDE_WEIGHTS_MB
+    assert made.ending(1, SPEED).upload_s == pytest.approx(3.0 + budget.BESIDE_WEIGHTS_MB, abs=0.01)
+    assert checkpoint.weights_mb(tmp_path / "gone") == 0
+
+    # The checkpoint of a head has no backbone, and its package has one: its end was late.
+    asked: list[str] = []
+    made.forecast.weigh_network = lambda model: asked.append(model.name) or 14.0
+    found.job.model = ModelConfig(mode="frozen")
+    in_time._expect(found, [trial], made)
+    in_time._expect(found, [trial], made)
+    assert made.forecast.weights_mb == pytest.approx(17.0, abs=0.01) and len(asked) == 1
+    # Those of an ensemble are all in its own.
+    found.shares = (0.5, 0.5)
+    in_time._expect(found, [trial], made)
+    assert made.forecast.weights_mb == pytest.approx(3.0, abs=0.01)
+
+
+def test_heads_are_weighed_with_their_backbones(tmp_path: Path) -> None:
+    """Of an ensemble of heads nothing was planned but the heads."""
+    for name, numbers in (("a", 250_000), ("b", 500_000), ("c", 750_000)):
+        kept = Snapshot({"w": Piece.whole(torch.zeros(numbers))})
+        checkpoint.write(tmp_path / name, kept, LoopState())
+    at = {side_px: ModelConfig(mode="frozen", side_px=side_px) for side_px in (128, 224)}
+    sizes = {128: 20.0, 224: 30.0}
+    made, _ = ledger(600.0, weigh_network=lambda model: sizes[model.pixels])
+    heads = {str(tmp_path / "a"): at[224], str(tmp_path / "b"): at[128]}
+    for more, most, mb in (
+        ({}, 2, 53.0),
+        ({}, 1, 32.0),
+        # Two heads on one backbone share it.
+        ({str(tmp_path / "c"): at[128]}, 3, 56.0),
+    ):
+        made.forecast.weigh_heads(heads | more, most)
+        assert made.forecast.heads_mb == pytest.approx(mb, abs=0.05)
 
 
 def test_images_that_take_long_to_read_are_planned_with() -> None:

@@ -244,6 +244,23 @@ def test_what_the_registrys_actor_gets_has_no_relative_path(
     )
     whole = RegistryConfig(uri="sqlite:////s/m.db?timeout=5", moves="s3://b/moves")
     assert tracking.absolute(whole) == whole
+    monkeypatch.setenv("WHOLE", "sqlite:///file:/s/m.db?uri=true&password=secret")
+    unseen = RegistryConfig(uri="env:WHOLE")
+    assert tracking.absolute(unseen) == unseen, "what may hold a password stays in its variable"
+    # SQLite's own address, and a folder whose name an address would read as another one.
+    here = tmp_path / "100%41 ?"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("STORE", "sqlite:///b%20c.db")
+    names = ("sqlite:///a.db", "sqlite:///file:a%20b.db?mode=rwc&uri=true", "env:STORE")
+    for name, file in zip(names, ("a.db", "a b.db", "b c.db"), strict=True):
+        made = tracking.absolute(RegistryConfig(uri=name, registry_uri=name))
+        monkeypatch.chdir("/")
+        assert made.uri is not None and made.uri == made.registry_uri
+        assert tracking.file_of(made.uri) == here / file
+        assert made.uri.partition("?")[2] == name.partition("?")[2]
+        monkeypatch.chdir(here)
+    monkeypatch.chdir(tmp_path)
     cfg = validate(ServeConfig, {"cpus": 1, "keep": 0, "requests": "log"})
     checked = server.Checked(ModelVersion("m", 1, "x", {}), "single_label", None)
     made = server._setup(checked, RunConfig(name="m", dir="runs/m"), cfg, 8000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,37 @@ def test_no_time_is_the_reason_only_where_time_would_have_helped(
     why_not["is"] = "there are no validation images"
     found = shifted.in_time(job, nothing, nothing, nothing, 0.0)
     assert found.why_not == "there are no validation images"
+
+
+def test_of_few_images_no_time_is_not_the_reason_nor_are_many_called_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A late search of 27 validation images said that time was short, as if more had helped. And
+    of 500, of which a budget let 40 judge the model, its package said that they were too few."""
+    monkeypatch.setattr(shifted, "seen_by", lambda model, job: job)
+    monkeypatch.delattr(shifted, "_copies")
+    nothing: Any = None
+
+    def why_not(images: int, judged: int, until: float | None) -> str:
+        settings = {"registry": {"judged_images": judged}}
+        job = validate(TrainJob, {"table": {"uri": "unused"}, **settings})
+        pinned: Any = SimpleNamespace(
+            task=SimpleNamespace(kind="single_label"),
+            common=lambda one, other: set(),
+            counts={"val": images},
+        )
+        of_table = SimpleNamespace(groups=None, domains=None)
+        samples_N = np.arange(min(images, judged))
+        held_out: Any = SimpleNamespace(
+            split="val", is_inherited=False, reference=of_table, samples_N=samples_N
+        )
+        return shifted.in_time(job, nothing, pinned, held_out, until).why_not
+
+    few = "too few labelled validation images to calibrate on (27 images)"
+    assert why_not(27, 200, until=0.0) == why_not(27, 200, until=None) == few
+    assert why_not(500, 40, until=0.0) == shifted.NO_TIME
+    allows = "registry.judged_images=40 allows 40 validation images, and 100 are needed"
+    assert why_not(500, 40, until=None) == allows
 
 
 def test_copies_that_begin_late_end_in_time_to_be_of_use(monkeypatch: pytest.MonkeyPatch) -> None:

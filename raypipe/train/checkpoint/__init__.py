@@ -160,6 +160,17 @@ def weights_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def weights_mb(folder: Path) -> float:
+    """MB (10^6 bytes) of the weights of a checkpoint, without the optimizer's state, which is two
+    or three times as large. Read from the manifest; 0: it cannot be read.
+    """
+    try:
+        files = json.loads((folder / MANIFEST).read_text())["files"]
+        return sum(files[name]["bytes"] for name in files if name.startswith("weights-")) / 1e6
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0
+
+
 def averaged(folder: Path) -> int:
     """How many trainings' weights these are the mean of. Read from the manifest, as above."""
     facts = json.loads((folder / MANIFEST).read_text()).get("facts") or {}
