@@ -94,6 +94,7 @@ def test_cut_flipped_exploding_and_renamed_files(tmp_path: Path) -> None:
     assert "broken" in said.values()
 
 
+@pytest.mark.slow  # a download and a minute
 def test_the_images_that_pillow_tests_itself_with() -> None:
     try:
         folder = hostile.pillows_own()
