@@ -37,7 +37,7 @@ from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.search import contenders
 from raypipe.search.contenders import Reading
 from raypipe.search.leaderboard import FIRST, Trial
-from raypipe.search.trial_files import read_reached, write_reached
+from raypipe.search.trial_files import read_first_s, read_reached, write_reached
 from raypipe.search.trials.epoch_result import metric_of
 from raypipe.search.trials.standing import Reached
 from raypipe.search.trials.trial import data_key
@@ -109,7 +109,7 @@ def make(
     found = FirstAnswer() if found is None else found
     # What was reached before a kill, whose seconds count.
     earlier = {one.by: one for one in read_reached(folder)[0] if one.by.startswith(FIRST)}
-    before_s = max((one.seconds for one in earlier.values()), default=0.0)
+    before_s = read_first_s(folder)
 
     def noted(trial: Trial) -> None:
         found.seconds = before_s + clock() - began
@@ -133,6 +133,9 @@ def make(
         except RaypipeError as e:
             log.warning("The first answer does without %s: %s", heads.reading.name, one_line(e))
     found.seconds = before_s + clock() - began
+    if found.reached:
+        # What came after the last head counts, too.
+        write_reached(folder, found.reached, found.seconds)
     return found
 
 

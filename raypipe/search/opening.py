@@ -230,4 +230,4 @@ def write_reached(
     """Keep when the search became better: by its first answer, and then by its trials."""
     later = [with_(one, seconds=first.seconds + one.seconds) for one in by_trials]
     reached = leaderboard.so_far([*first.reached, *later], mode)
-    trial_files.write_reached(folder, reached, first.seconds + trials_s)
+    trial_files.write_reached(folder, reached, first.seconds, trials_s)
