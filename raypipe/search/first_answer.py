@@ -107,8 +107,9 @@ def make(
     """
     began = clock()
     found = FirstAnswer() if found is None else found
-    # What was reached before a kill, whose seconds count.
-    earlier = {one.by: one for one in read_reached(folder)[0] if one.by.startswith(FIRST)}
+    # What was reached before a kill, whose seconds count. Where other backbones are installed now,
+    # another head has the name.
+    earlier = {(one.by, one.value): one for one in read_reached(folder)[0]}
     before_s = read_first_s(folder)
 
     def noted(trial: Trial) -> None:
@@ -116,7 +117,7 @@ def make(
         now = Reached(found.seconds, trial.metric, trial.name)
         # What is no number has reached nothing.
         if math.isfinite(trial.metric):
-            found.reached.append(earlier.get(trial.name, now))
+            found.reached.append(earlier.get((trial.name, trial.metric), now))
             write_reached(folder, found.reached, found.seconds)
         told(trial)
 

@@ -374,9 +374,18 @@ def test_what_a_first_answer_took_before_a_kill_counts(
     opening.write_reached(tmp_path, again, [Reached(9, 0.95, "trial-001", 3)], 20, "max")
     last = make((one, 1.0, 0.8), (two, 1.0, 0.9))
     assert [(at.by, at.seconds) for at in last.reached] == [(one, 40), (two, 46)]
+    # Another head of the same name: a backbone was removed in between.
+    other = make((one, 5.0, 0.7), (two, 1.0, 0.9))
+    assert [(at.by, at.value, at.seconds) for at in other.reached] == [
+        (one, 0.7, 53),
+        (two, 0.9, 46),
+    ]
+    assert other.seconds == 54
+    opening.write_reached(tmp_path, other, [], 0, "max")
+    assert [at.by for at in trial_files.read_reached(tmp_path)[0]] == [two], "in the order of time"
     # A head that never led took its time, too: trials come after it.
     worse = make((one, 1.0, 0.8), (two, 1.0, 0.9), (f"{FIRST}-3", 30.0, 0.5))
-    assert worse.seconds == 48 + 32
+    assert worse.seconds == 54 + 32
     for _ in range(2):
         opening.write_reached(tmp_path, worse, [Reached(9, 0.95, "trial-001", 3)], 20, "max")
         reached, whole_s = trial_files.read_reached(tmp_path)
