@@ -37,7 +37,7 @@ from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.search import contenders
 from raypipe.search.contenders import Reading
 from raypipe.search.leaderboard import FIRST, Trial
-from raypipe.search.trial_files import read_reached, write_reached
+from raypipe.search.trial_files import read_first_s, read_reached, write_reached
 from raypipe.search.trials.epoch_result import metric_of
 from raypipe.search.trials.standing import Reached
 from raypipe.search.trials.trial import data_key
@@ -107,16 +107,17 @@ def make(
     """
     began = clock()
     found = FirstAnswer() if found is None else found
-    # What was reached before a kill, whose seconds count.
-    earlier = {one.by: one for one in read_reached(folder)[0] if one.by.startswith(FIRST)}
-    before_s = max((one.seconds for one in earlier.values()), default=0.0)
+    # What was reached before a kill, whose seconds count. Where other backbones are installed now,
+    # another head has the name.
+    earlier = {(one.by, one.value): one for one in read_reached(folder)[0]}
+    before_s = read_first_s(folder)
 
     def noted(trial: Trial) -> None:
         found.seconds = before_s + clock() - began
         now = Reached(found.seconds, trial.metric, trial.name)
         # What is no number has reached nothing.
         if math.isfinite(trial.metric):
-            found.reached.append(earlier.get(trial.name, now))
+            found.reached.append(earlier.get((trial.name, trial.metric), now))
             write_reached(folder, found.reached, found.seconds)
         told(trial)
 
@@ -133,6 +134,9 @@ def make(
         except RaypipeError as e:
             log.warning("The first answer does without %s: %s", heads.reading.name, one_line(e))
     found.seconds = before_s + clock() - began
+    if found.reached:
+        # What came after the last head counts, too.
+        write_reached(folder, found.reached, found.seconds)
     return found
 
 

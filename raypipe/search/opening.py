@@ -229,5 +229,7 @@ def write_reached(
 ) -> None:
     """Keep when the search became better: by its first answer, and then by its trials."""
     later = [with_(one, seconds=first.seconds + one.seconds) for one in by_trials]
-    reached = leaderboard.so_far([*first.reached, *later], mode)
-    trial_files.write_reached(folder, reached, first.seconds + trials_s)
+    # After a kill, a head that is fitted anew may come before one that was there.
+    heads = sorted(first.reached, key=lambda one: one.seconds)
+    reached = leaderboard.so_far([*heads, *later], mode)
+    trial_files.write_reached(folder, reached, first.seconds, trials_s)

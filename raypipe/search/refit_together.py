@@ -195,8 +195,9 @@ def _rival(found: SearchResult, wanted: Mapping[str, Any]) -> str | None:
         return None
     metric = found.metric if found.metric in ACCURACIES else "val_accuracy"
     known = found.best.metrics.get(metric, math.nan)
-    values = [epoch.get(metric, math.nan) for epoch in best.history]
-    reached = max((value for value in values if not math.isnan(value)), default=math.nan)
+    # Of the epoch that it offers: an earlier one may have been more accurate.
+    offered = best.history[checkpoint.epoch_of(Path(str(best.checkpoint))) - 1]
+    reached = offered.get(metric, math.nan)
     images = found.pinned.counts[found.job.feed.val]
     # Wilson's, because sqrt(p (1 - p) / n) is 0 where all images were right: then none could join.
     least, _ = wilson(known, max(1, images), TOLD)

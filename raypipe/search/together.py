@@ -165,7 +165,8 @@ def _within_limits(
         ensemble = ensembles.build([_part(one, weights[one.name], pinned) for one in left])
         if _within(ensemble, left[0].job, cfg, pinned):
             return ensemble
-        left.remove(min(left, key=lambda one: weights[one.name]))
+        # Of equal weights the last one goes: the better trials come first.
+        left.remove(min(reversed(left), key=lambda one: weights[one.name]))
     return None
 
 
@@ -223,8 +224,8 @@ def said_of(
     backbones: dict[str, str] = {}
     for place in sorted(heard):
         one, (scores_NC, labels_N, samples_N) = candidates[place], heard[place]
-        if said.usable and not np.array_equal(labels_N, said.labels_N):
-            # Broken images were replaced by others.
+        if said.usable and not np.array_equal(samples_N, said.samples_N):
+            # Whether a broken image can be read depends on the side. Labels may be equal by chance.
             log.warning("%s cannot join an ensemble: it has seen other images", one.name)
             continue
         shared, name = Member(one.job.model).shared, one.job.model.name

@@ -22,7 +22,7 @@ from raypipe.config import metrics_of, require_format, to_json
 from raypipe.errors import DataError, one_line
 from raypipe.files import write_atomic
 from raypipe.models import finite
-from raypipe.search.leaderboard import Trial, is_usable
+from raypipe.search.leaderboard import FIRST, Trial, is_usable
 from raypipe.search.trials import trial_checkpoints
 from raypipe.search.trials.epoch_result import metric_of
 from raypipe.search.trials.standing import Reached
@@ -98,10 +98,15 @@ def _read_trial(fields: dict[str, Any], trials: Path) -> Trial:
     return with_(trial, metric=math.nan, checkpoint=None)
 
 
-def write_reached(folder: Path, reached: Sequence[Reached], seconds: float) -> None:
-    """Write reached.json into a search's folder; see `read_reached`."""
-    kept = {"reached": [asdict(one) for one in reached], "seconds": seconds}
-    write_atomic(folder / REACHED, to_json(kept))
+def write_reached(
+    folder: Path, reached: Sequence[Reached], first_s: float, trials_s: float = 0.0
+) -> None:
+    """Write reached.json into a search's folder; see `read_reached`.
+
+    first_s: seconds that its first answer took; trials_s: its trials.
+    """
+    kept = {"reached": [asdict(one) for one in reached], "seconds": first_s + trials_s}
+    write_atomic(folder / REACHED, to_json(kept | {"first_s": first_s}))
 
 
 def read_reached(folder: Path) -> tuple[tuple[Reached, ...], float]:
@@ -116,6 +121,18 @@ def read_reached(folder: Path) -> tuple[tuple[Reached, ...], float]:
     # JSON has no NaN: null stands for it, and NaN was never better.
     reached = [Reached(**fields) for fields in kept["reached"] if fields["value"] is not None]
     return tuple(reached), float(kept["seconds"])
+
+
+def read_first_s(folder: Path) -> float:
+    """Seconds that the first answer of a search took so far.
+
+    In the file of an older version: until its last head that was the best so far.
+    """
+    file = folder / REACHED
+    if not file.exists():
+        return 0.0
+    heads = [one.seconds for one in read_reached(folder)[0] if one.by.startswith(FIRST)]
+    return float(json.loads(file.read_text()).get("first_s", max(heads, default=0.0)))
 
 
 def trial_of(

@@ -22,7 +22,7 @@ from raypipe.errors import ConfigError
 from raypipe.feed.dataset import Pinned
 from raypipe.files import write_atomic
 from raypipe.images.decode import decode_batch, encode_png
-from raypipe.models.ensemble import EnsembleModel, Member
+from raypipe.models.ensemble import EnsembleModel, Member, bodies_of
 from raypipe.models.predictor import Predictor, stored_weights
 from raypipe.models.spread import Spread
 from raypipe.models.zoo import NOT_SHAPE, ImageModel, ModelConfig
@@ -146,7 +146,9 @@ def of_members(members: Sequence[Member], pinned: Pinned, job: TrainJob, folder:
 
     Its weights are random: they take as long as any others.
     """
-    key = " + ".join(member.model.shape for member in members)
+    # Of equal shapes, heads share a backbone, and fine-tuned members do not.
+    shapes = zip(members, bodies_of(members), strict=True)
+    key = " + ".join(f"{member.model.shape} of {body}" for member, body in shapes)
     known = read(folder)
     if key not in known:
         fitting = [replace(one, model=_fitting(one.model, pinned, job)) for one in members]

@@ -13,6 +13,7 @@ from raypipe.models.zoo import ModelConfig
 from raypipe.search import contenders, refit
 from raypipe.search.contenders import Reading, fitting, heads, readings
 from raypipe.search.settings import SearchConfig
+from raypipe.search.trials.trial import data_key
 from raypipe.train.job import TrainJob
 
 STAGED = Reading("efficientnet_lite0_stages", 128, 0.33)
@@ -111,3 +112,14 @@ def test_a_refit_that_a_head_refuses_is_one_message_before_the_search(
     )
     with pytest.raises(ConfigError, match="solver=closed"):
         refit.check(job, validate(SearchConfig, {"refit": wanted, "first_answer": True}))
+
+
+def test_a_head_and_a_trial_of_another_normalisation_read_other_arrays() -> None:
+    """An ensemble judged the head by the features of trials, to which it was not fitted."""
+    job = TrainJob.model_validate({"table": {"uri": "unused"}, "model": {"mean": 0.4, "std": 0.2}})
+    (changes, *_) = heads(STAGED, job.model, job.train)
+    drawn = {"model.name": STAGED.backbone, "model.side_px": STAGED.side_px}
+    head, trial = replace(job, changes), replace(job, drawn)
+    assert head.model.mode == trial.model.mode == "frozen" and head.model.mean is None
+    assert data_key(head) != data_key(trial)
+    assert data_key(head) == data_key(replace(head, {"model.head": "linear"}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -373,11 +374,32 @@ def test_what_a_first_answer_took_before_a_kill_counts(
     opening.write_reached(tmp_path, again, [Reached(9, 0.95, "trial-001", 3)], 20, "max")
     last = make((one, 1.0, 0.8), (two, 1.0, 0.9))
     assert [(at.by, at.seconds) for at in last.reached] == [(one, 40), (two, 46)]
+    # Another head of the same name: a backbone was removed in between.
+    other = make((one, 5.0, 0.7), (two, 1.0, 0.9))
+    assert [(at.by, at.value, at.seconds) for at in other.reached] == [
+        (one, 0.7, 53),
+        (two, 0.9, 46),
+    ]
+    assert other.seconds == 54
+    opening.write_reached(tmp_path, other, [], 0, "max")
+    assert [at.by for at in trial_files.read_reached(tmp_path)[0]] == [two], "in the order of time"
+    # A head that never led took its time, too: trials come after it.
+    worse = make((one, 1.0, 0.8), (two, 1.0, 0.9), (f"{FIRST}-3", 30.0, 0.5))
+    assert worse.seconds == 54 + 32
+    for _ in range(2):
+        opening.write_reached(tmp_path, worse, [Reached(9, 0.95, "trial-001", 3)], 20, "max")
+        reached, whole_s = trial_files.read_reached(tmp_path)
+        assert reached[-1].seconds == worse.seconds + 9 and whole_s == worse.seconds + 20
+        assert worse.seconds >= 80, "the page said that the trial was better after 57 s"
+        worse = make((one, 1.0, 0.8), (two, 1.0, 0.9), (f"{FIRST}-3", 1.0, 0.5))
+    # A file of an older version says only when heads became better.
+    file = tmp_path / trial_files.REACHED
+    file.write_text(re.sub(r', *"first_s": *[0-9.]+', "", file.read_text()))
+    assert "first_s" not in file.read_text() and trial_files.read_first_s(tmp_path) >= 46
     # A head of NaN has reached nothing: its null ended each further command in a TypeError.
     for _ in range(2):
         odd = make((one, 1.0, math.nan), (two, 1.0, 0.9))
         assert [at.by for at in odd.reached] == [two]
-    file = tmp_path / trial_files.REACHED
     file.write_text(file.read_text().replace("0.9", "null"))
     assert trial_files.read_reached(tmp_path)[0] == ()
 

@@ -11,7 +11,10 @@ import pytest
 from benchmarks import limits as benchmark
 from raypipe.config import replace, validate
 from raypipe.errors import ConfigError, RaypipeError
+from raypipe.feed.dataset import pin
 from raypipe.job import Job
+from raypipe.models.ensemble import Member
+from raypipe.models.zoo import ModelConfig
 from raypipe.search import limits, starts, variants
 from raypipe.search.limits import SearchLimits, Variant
 from raypipe.search.searchers.tune_searchers import plan, searcher
@@ -283,3 +286,24 @@ def test_a_model_of_one_cell_among_many_is_measured() -> None:
         )
         sides = [trial["model.side_px"] for trial in planned]
         assert sides.count(32) == 1 and sides.count(48) == 99 and len(sides) == 100
+
+
+def test_heads_of_one_backbone_are_no_measure_of_fine_tuned_members(
+    searches: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their shapes are equal: another search.refit found the time of one network for two."""
+    job = searches(tmp_path).training
+    pinned = pin(job.table, job.feed)
+    head = ModelConfig(side_px=32)
+    tuned = head.model_copy(update={"mode": "finetune"})
+    assert head.shape == tuned.shape
+
+    def timed(models: Any, images: Any, rounds: int = 1) -> list[Variant]:
+        ms = [float(len(one.bodies)) for one in models]
+        return [Variant("", one, one, one, 0.0) for one in ms]
+
+    monkeypatch.setattr(variants, "timed", timed)
+    monkeypatch.setattr(variants, "size_mb", lambda model: float(len(model.bodies)))
+    for models, bodies in (((head, head), 1), ((tuned, head), 2), ((head, head), 1)):
+        whole = variants.of_members([Member(one) for one in models], pinned, job, tmp_path)
+        assert (whole.latency_ms, whole.size_mb) == (bodies, bodies)

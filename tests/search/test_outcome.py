@@ -37,6 +37,9 @@ def result(*reached: Reached, seconds: float = 200.0) -> Any:
         reached=reached,
         trials_s=max(seconds, *(one.seconds for one in reached)) if reached else seconds,
         best=SimpleNamespace(metrics={"val_accuracy": 0.85}),
+        members=(),
+        shares=(),
+        refitted=False,
     )
 
 
@@ -80,6 +83,25 @@ def test_the_page_says_what_each_minute_bought() -> None:
     header = report.Header("Search", "", "key", datetime.now(timezone.utc))
     html = report.render(report.Page(header, blocks=(minutes, front)))
     assert len(re.findall(r'class="mark"', html)) == 5 and "2 trials together" in html
+
+
+def test_a_registered_mean_of_weights_is_on_the_front() -> None:
+    """The table had the best trial there, which is no better and as slow."""
+    timed = {SMALL.shape: variant(2), LARGE.shape: variant(9)}
+    for value, text in ((0.85, "85.00 %"), (0.8, "80.00 %")):
+        found = result()
+        found.members, found.best.metrics["val_accuracy"] = ("trial-1", "trial-0"), value
+        (front,) = outcome.blocks(found, timed)
+        assert [row[:4] for row in front.tables[0].rows] == [
+            ("1", "trial-0", "70.00 %", "2 ms"),
+            ("2", "the mean of weights", text, "9 ms"),
+        ]
+    # A refit has no metric of validation, and an ensemble another time.
+    for alone in ({"refitted": True}, {"shares": (0.5, 0.5)}):
+        found = result()
+        found.__dict__.update(alone, members=("trial-1", "trial-0"))
+        (front,) = outcome.blocks(found, timed)
+        assert [row[1] for row in front.tables[0].rows] == ["trial-0", "trial-1"]
 
 
 def test_a_search_without_records_has_no_sections() -> None:

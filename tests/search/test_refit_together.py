@@ -34,6 +34,7 @@ from raypipe.search.result import SearchResult
 from raypipe.search.settings import SearchConfig
 from raypipe.tables.table import TableConfig, TableVersion
 from raypipe.train import ensembles, trainer
+from raypipe.train.checkpoint import name as epoch_name
 from raypipe.train.job import TrainResult
 from raypipe.train.loop import LoopState
 from raypipe.work import in_time, kept_refits, training
@@ -97,9 +98,10 @@ def test_a_fine_tuned_trial_joins_heads_that_validation_cannot_tell_from_it() ->
         side_px: int | None = 224,
         epochs: int = 4,
         images: int = 400,
+        earlier: float = math.nan,
     ) -> str | None:
-        history = ({"val_accuracy": math.nan}, said or {"val_accuracy": reached})
-        tuned = Trial("t", {}, reached, 4, False, history, "somewhere")
+        history = ({"val_accuracy": earlier}, said or {"val_accuracy": reached})
+        tuned = Trial("t", {}, reached, 4, False, history, f"trials/t/{epoch_name(2)}")
         gone = Trial("gone", {}, 0.87, 4, False, ({"val_accuracy": 0.87},), None)
         head = Trial(f"{FIRST}1", {}, 0.88, 1, False, ({"val_accuracy": 0.88},), "somewhere")
         small = ModelConfig(mode="finetune", side_px=96)
@@ -119,6 +121,8 @@ def test_a_fine_tuned_trial_joins_heads_that_validation_cannot_tell_from_it() ->
         return refit_together.chosen_of(cast(SearchResult, of), wanted).tuned
 
     assert tuned_of(0.825) == "t" and tuned_of(0.82) is None and tuned_of(float("nan")) is None
+    # With train.result=last its model is that of the last epoch, whatever an earlier one was.
+    assert tuned_of(0.5, earlier=0.88) is None
     # All images right are no proof that none is ever wrong, nor are all wrong.
     all_right = {"val_accuracy": 1.0}
     assert tuned_of(0.98, known=all_right) == "t" and tuned_of(0.97, known=all_right) is None

@@ -234,6 +234,11 @@ def test_the_least_member_goes_where_the_whole_is_too_slow(
     found = together.make(three, cfg, pinned, prepared(pinned, three[0]), tmp_path)
     assert found is not None and found.members == ("trial-3", "trial-6")
     assert found.shares == pytest.approx((5 / 9, 4 / 9))
+    # Of equal weights the later one, which is the worse trial, goes.
+    weights = dict(zip(["trial-3", "trial-6", "trial-1"], (0.4, 0.3, 0.3), strict=True))
+    ensemble = together._within_limits(three, weights, cfg, pinned)
+    assert ensemble is not None
+    assert [one.name for one in ensemble.members] == ["trial-3", "trial-6"]
 
 
 def test_the_result_of_a_search_is_its_ensemble(
@@ -302,6 +307,24 @@ def test_who_would_take_too_long_is_not_asked(
     # The best one is asked in any case: an ensemble has to be better. And two are.
     assert together.said_of([slow, one, two], pinned, data, choosing).usable == [slow, one, two]
     assert together.said_of([one, slow], pinned, data, choosing).usable == [one, slow]
+
+
+def test_who_has_seen_other_images_of_the_same_labels_does_not_join(
+    pinned: Pinned, job: TrainJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One could not read the first image, another one the second; their labels are equal."""
+    joining = [Candidate(name, job, "") for name in "abc"]
+    samples = {"a": [1, 2, 3], "b": [0, 2, 3], "c": [1, 2, 3]}
+    monkeypatch.setattr(together, "_assembled", lambda one, pinned: one.name)
+
+    def said(name: Any, *given: Any) -> together.Answers:
+        return together.Answers(np.full((3, 2), 0.5), np.array([0, 1, 1]), np.array(samples[name]))
+
+    monkeypatch.setattr(together, "_on", said)
+    data: Any = defaultdict(lambda: SimpleNamespace(val=None))
+    found = together.said_of(joining, pinned, data)
+    assert [one.name for one in found.usable] == ["a", "c"]
+    assert found.samples_N.tolist() == samples["a"]
 
 
 def test_a_sample_is_put_in_its_place_beside_images_that_nobody_can_read() -> None:

@@ -30,7 +30,9 @@ from raypipe.train.worker import Data, train_rank
 def data_key(job: TrainJob) -> str:
     """Trials with equal keys train on the same arrays."""
     model = job.model
-    return key_of(model.name, model.mode, model.pixels)
+    # A head of a first answer on another backbone than the job's has none of its normalisation.
+    seen_as = model.options, model.mean, model.std
+    return key_of(model.name, model.mode, model.pixels, *seen_as)
 
 
 def folder_name(trial: Any) -> str:
