@@ -96,6 +96,8 @@ def _refuse_credentials(name: str, value: Any) -> None:
 
 
 S = TypeVar("S", bound=Section)
+# Thirty years. Locks, joins and torch's groups refuse to wait for about ten times as long.
+LONGEST_S = 1e9
 
 
 class RunConfig(Section):

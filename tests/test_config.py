@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +17,9 @@ from raypipe import config
 from raypipe.config import RunConfig, Section
 from raypipe.errors import ConfigError
 from raypipe.job import Job
+from raypipe.serve.online.settings import ServeConfig
+from raypipe.train.settings import TrainConfig
+from raypipe.watch.settings import WatchConfig
 from raypipe.yaml_scalars import quoted
 
 
@@ -168,6 +174,36 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes("uri: caf\xe9".encode("latin-1"))
     with pytest.raises(ConfigError, match=r"The config file cannot be read.*latin\.yaml"):
         config.load(Outer, tmp_path / "latin.yaml")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "least"),
+    [
+        (ServeConfig, "timeout_s", 30.0),
+        (ServeConfig, "follow_s", 1.0),
+        (ServeConfig, "flush_s", 1.0),
+        (ServeConfig, "batch_wait_ms", 0.0),
+        (WatchConfig, "every_h", 0.01),
+    ],
+)
+def test_a_time_that_no_clock_can_wait_for_is_refused(
+    kind: type[config.Section], name: str, least: float
+) -> None:
+    """It ended in an OverflowError of a thread, or of a date."""
+    for wrong in (1e14, 1e300):
+        with pytest.raises(ConfigError, match=f"{name} is wrong .*less than or equal to"):
+            config.validate(kind, {name: wrong})
+    for right in (least, 1e6):
+        assert getattr(config.validate(kind, {name: right}), name) == right
+
+
+def test_a_worker_waits_for_others_at_most_as_long_as_clocks_can() -> None:
+    """An older run may have kept such a number; its package is read all the same."""
+    cfg = TrainConfig(timeout_s=1e300)
+    # A lock looks at the number, even one that is free.
+    assert threading.Lock().acquire(timeout=2 * cfg.waits_s) and cfg.waits_s == config.LONGEST_S
+    assert timedelta(seconds=cfg.waits_s) < timedelta.max and math.ceil(cfg.waits_s) == 10**9
+    assert TrainConfig(timeout_s=0.5).waits_s == 0.5
 
 
 def test_a_section_cannot_be_changed_after_it_was_validated() -> None:

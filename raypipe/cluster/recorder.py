@@ -33,6 +33,7 @@ from pathlib import Path
 from raypipe.cluster import usage
 from raypipe.cluster.node_reader import NodeReader
 from raypipe.cluster.other_nodes import PATIENCE_S, OtherNodes
+from raypipe.config import LONGEST_S
 
 log = logging.getLogger("raypipe")
 MOST_VALUES = 20_000
@@ -93,7 +94,7 @@ class _Recorder:
         written_at = time.monotonic()
         ended = False
         while not ended:
-            ended = self._stop.wait(self._every_s)
+            ended = self._stop.wait(min(self._every_s, LONGEST_S))
             usage.add(own, time.time(), reader.read())
             try:
                 others.turn(nodes, here, self._every_s, last=ended)

@@ -98,12 +98,13 @@ class History:
 
     def before(self, version: int | None) -> int | None:
         """The version that was in use before this one, leaving out barred ones."""
-        seen = set()
+        # Moves by hand may lead back to the version in use: that is none before it.
+        seen: set[int] = set()
         while version is not None and version not in seen:
+            if seen and self.rolled_back(version) is None:
+                return version
             seen.add(version)
             version = self._replaced(version)
-            if version is not None and self.rolled_back(version) is None:
-                return version
         return None
 
     def _replaced(self, version: int) -> int | None:

@@ -292,7 +292,7 @@ def _search_into(
         # Not a value of the trials: their names, and who trains the winner again, know no clock.
         left_s = (ledger.left_s(total, None) or 0.0) - ledger.forecast.again_s
         timed = replace(job, {"train.anneal_s": budget.clocked_s(left_s)})
-        by_clock = ByClock(total, time.time() + left_s)
+        by_clock = ByClock.of(total, left_s)
 
     # Who chooses the values, and who ends trials early.
     make_searcher = partial(

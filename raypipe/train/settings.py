@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from raypipe.config import LONGEST_S
 from raypipe.train.losses import ClassWeights
 from raypipe.train.measure.profile import steps_of
 from raypipe.train.parallel import ParallelConfig
@@ -143,6 +144,11 @@ class TrainConfig(ParallelConfig):
         """`too_few_images`, unless `before` had too few already, as a champion of an older
         raypipe may have: it may go on with that."""
         return "" if before.too_few_images else self.too_few_images
+
+    @property
+    def waits_s(self) -> float:
+        """`timeout_s` for what waits: older runs may have kept a number that it would refuse."""
+        return min(self.timeout_s, LONGEST_S)
 
     @property
     def elastic(self) -> bool:

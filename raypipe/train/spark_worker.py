@@ -158,7 +158,7 @@ def _train(setup: Setup, data: Data, outbox: Outbox) -> LoopState:
     if setup.gpu:
         # Spark shows a task its own GPU alone.
         torch.cuda.set_device(0)
-    timeout = timedelta(seconds=job.train.timeout_s)
+    timeout = timedelta(seconds=job.train.waits_s)
     dist.init_process_group("nccl" if setup.gpu else "gloo", timeout=timeout)
     first = dist.get_rank() == 0
     meter = meter_of(job, setup.checkpoints.parent, outbox.position if first else None)

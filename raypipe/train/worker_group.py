@@ -20,6 +20,7 @@ return an unfinished state.
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
 import uuid
@@ -148,7 +149,8 @@ def run_group(
         scaling_config=ScalingConfig(
             num_workers=workers, use_gpu=gpu, resources_per_worker=share.worker
         ),
-        torch_config=NodeConfig(backend="nccl" if gpu else "gloo", timeout_s=int(cfg.timeout_s)),
+        # Not rounded down: half a second would be none.
+        torch_config=NodeConfig("nccl" if gpu else "gloo", timeout_s=math.ceil(cfg.waits_s)),
         run_config=RunConfig(
             # A new name each time. Under an old name Ray would resume its own record of that run,
             # or refuse to start when a kill left the record torn. We resume from our checkpoints.

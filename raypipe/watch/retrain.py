@@ -327,6 +327,16 @@ def _retrain(request: Request, wanted: Wanted, pinned: Pinned, held: Held) -> Re
         challenger, trained, device_s = challenge.train(store, first, pinned, say, why, monitors)
     spent = {"training": trained, "device_s": device_s}
     held.reached("trained", challenger=str(challenger), **spent)
+    if challenger.version == champion.version:
+        # Compared with itself, the champion would be called refused.
+        text = (
+            f"The same settings on the same rows give {champion} again: there is no challenger. "
+            "Wait for new images, or set another run.seed"
+        )
+        held.reached("ended", evidence={"decision": "", "check": None}, **spent)
+        say(text)
+        none = Decision(False, text)
+        return RetrainResult(champion, None, none, (), key=trained, device_s=device_s)
     belonging = judging.group_column(job.registry, package, pinned)
     # Fields of a slice are part of the key: a row that lacks one of them could not be read.
     parts = (champion, challenger, pinned.version)

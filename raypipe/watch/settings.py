@@ -43,7 +43,7 @@ class WatchConfig(Section):
     horizon: WatchHorizon | None = None
     """A false-alarm rate over many checks, in place of drift.alpha for each: `{checks: 365,
     false_alarm: 0.03}`. null: drift.alpha."""
-    every_h: float | None = Field(default=None, gt=0)
+    every_h: float | None = Field(default=None, ge=0.001, le=1e6)
     """Hours between scheduled checks. A late check says how many checks did not run or failed. Only
     with window=since_last."""
     out: str | None = None

@@ -56,6 +56,16 @@ def test_this_node_is_recorded_and_a_second_run_adds_to_it(tmp_path: Path) -> No
     assert node.samples[: len(first)] == first and len(node.samples) > len(first)
 
 
+def test_a_turn_longer_than_a_clock_can_wait_is_a_long_one(tmp_path: Path) -> None:
+    """Its thread ended at once, and nothing was recorded."""
+    file = tmp_path / usage.FILE
+    with recorder.recorded(file, every_s=1e10):
+        time.sleep(EVERY_S)
+        assert recording_threads()
+    (node,) = usage.read(file).values()
+    assert len(node.samples) == 1
+
+
 def test_every_s_null_records_nothing(tmp_path: Path) -> None:
     with recorder.recorded(tmp_path / usage.FILE, None):
         assert not recording_threads()

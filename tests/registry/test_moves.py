@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -323,6 +324,25 @@ def test_a_version_that_was_rolled_back_is_barred_until_said_otherwise(place: Pl
         promote.rollback(store, to=4)
     move(store, 3, unbar=True)
     assert promote.rollback(store) == (3, 1), "version 2 is barred: the one before it counts"
+
+
+def test_a_rollback_does_not_go_to_the_version_that_it_should_leave() -> None:
+    """Where moves by hand went in a circle, it said that the alias was there already."""
+    ends: list[tuple[int | None, int | None, str]] = [
+        (None, 1, "promotion"),
+        (1, 2, "promotion"),
+        (2, 1, "by hand"),
+        (1, 2, "rollback"),
+    ]
+    by_hand = [(2, None, "by hand"), (None, 2, "by hand")]
+
+    def before(moved: list[tuple[int | None, int | None, str]]) -> int | None:
+        at = datetime.now(UTC)
+        made = [moves.Move(n, a, b, at, "me", why) for n, (a, b, why) in enumerate(moved, 1)]
+        return moves.History(tuple(made), None).before(2)
+
+    assert before([*ends, *by_hand]) is None, "1 is barred, and 2 is in use"
+    assert before(ends[:2]) == 1 and before([*ends[:2], *by_hand]) == 1
 
 
 def test_a_decision_that_was_carried_out_is_not_replayed(place: Place) -> None:

@@ -23,6 +23,7 @@ from raypipe.search.leaderboard import Trial
 from raypipe.search.searchers.planned import Planned
 from raypipe.search.searchers.tune_searchers import plan, searcher
 from raypipe.search.space import parse
+from raypipe.search.trials import by_clock
 from raypipe.search.trials.by_clock import ByClock
 from raypipe.search.trials.epoch_result import UNUSABLE
 from raypipe.search.warm_start import Earlier, earlier
@@ -394,15 +395,31 @@ def test_a_spare_trial_begins_only_for_one_that_failed_or_diverged(tmp_path: Pat
     assert again.suggest("e") == Searcher.FINISHED
 
 
-def test_who_follows_a_trial_by_the_clock_has_the_time_that_is_left() -> None:
-    clock = ByClock(together=2, ends=time.time() + 50)
+def test_who_follows_a_trial_by_the_clock_has_the_time_that_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(by_clock, "_node", lambda: "driver")
+    clock = ByClock.of(together=2, left_s=50)
     asked = replace(JOB.training, {"train.anneal_s": 120.0})
     assert clock.job_of("trial-002-abcdef", asked) is asked
-    left_s = clock.job_of("trial-003-abcdef", asked).train.anneal_s
-    assert left_s == pytest.approx(0.8 * 50 - 3, abs=1)
+
+    def left_s(clock: ByClock) -> float | None:
+        return clock.job_of("trial-003-abcdef", asked).train.anneal_s
+
+    assert left_s(clock) == pytest.approx(0.8 * 50 - 3, abs=1)
     # Nobody trains longer than those who began together.
-    early = ByClock(2, time.time() + 900)
-    assert early.job_of("trial-003-abcdef", asked).train.anneal_s == 120.0
+    assert left_s(ByClock.of(2, 900)) == 120.0
+    # Somebody sets the time of day: a trial would have had one second, or all of its time.
+    real = time.time
+    for jump_s in (3600, -3600):
+        monkeypatch.setattr(time, "time", lambda jump_s=jump_s: real() + jump_s)
+        assert left_s(clock) == pytest.approx(0.8 * 50 - 3, abs=1)
+    # The monotonic clock of another node counts from its own start.
+    monkeypatch.setattr(by_clock, "_node", lambda: "other")
+    monkeypatch.setattr(time, "time", real)
+    up_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: up_s - 1e6)
+    assert left_s(clock) == pytest.approx(0.8 * 50 - 3, abs=1)
 
 
 @pytest.mark.parametrize("name", ["tpe", "gp", "bohb"])

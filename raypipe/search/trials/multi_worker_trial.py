@@ -175,7 +175,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         try:
             job = job_of(self._job, self._values)
             self._trial_job = job
-            self._leave_s = LEAVE_S + job.train.timeout_s
+            self._leave_s = LEAVE_S + job.train.waits_s
             resume = newest(self._folder)
             state = trial_checkpoints.state_of(resume) if resume else LoopState()
             # A clone begins with its donor's clocks.

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from raypipe.config import Section
+from raypipe.config import LONGEST_S, Section
 from raypipe.images.decode import MAX_PIXELS
 
 Batching = Literal["auto", "on", "off"]
@@ -53,7 +53,7 @@ class ServeConfig(Section):
     batch_size: int = Field(default=32, ge=1)
     """Most images that are predicted together."""
 
-    batch_wait_ms: float = Field(default=0, ge=0)
+    batch_wait_ms: float = Field(default=0, ge=0, le=1000 * LONGEST_S)
     """With batching=on: milliseconds that a batch that is not full waits for more images. 0: it
     takes only those that wait already."""
 
@@ -74,11 +74,11 @@ class ServeConfig(Section):
     queue_mb: int = Field(default=256, ge=1)
     """Memory for the bodies of these requests, in MiB; if it is full, more get 503."""
 
-    timeout_s: float = Field(default=30, gt=0)
+    timeout_s: float = Field(default=30, gt=0, le=LONGEST_S)
     """Seconds until a request is refused: 408 while its body arrives, 503 while it waits. A server
     that stops waits as long for running requests."""
 
-    follow_s: float = Field(default=2, gt=0)
+    follow_s: float = Field(default=2, gt=0, le=LONGEST_S)
     """Seconds between two readings of the alias."""
 
     version: int | None = Field(default=None, ge=1)
@@ -95,7 +95,7 @@ class ServeConfig(Section):
     """true: /feedback takes labels that the champion does not know. false: it refuses them with
     422, because a typing error would become a class."""
 
-    flush_s: float = Field(default=5, gt=0)
+    flush_s: float = Field(default=5, gt=0, le=LONGEST_S)
     """Seconds between two writes of the request log."""
 
     challenger: ChallengerConfig | None = None
