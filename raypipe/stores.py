@@ -162,7 +162,7 @@ _CAUSES = (
         pattern="NoSuchBucket|ContainerNotFound|FilesystemNotFound|bucket does not exist",
         cause="there is no such bucket or container",
         rule="raypipe makes tables, not buckets",
-        fix="Make it, or check table.uri",
+        fix="Make it, or correct the address",
     ),
     Cause(
         pattern="169.254.169.254|IMDS|credentials provider|No credentials",

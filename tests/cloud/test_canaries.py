@@ -207,7 +207,7 @@ def by_options(place: Place, s3: Store, operator: Path) -> None:
     # With --submit it would travel: it is refused. So is a store that is not there.
     assert place.run("train", job, env=env) == 2
     missing = "artifacts.uri=s3://nobody/x"
-    assert place.run("train", job, *here, missing, env=env, local=True) == 0
+    assert place.run("train", job, *here, missing, env=env, local=True) == 2
 
 
 def refusals(place: Place, tracking: str) -> None:

@@ -110,7 +110,7 @@ def accuracy(champion: Package, images: list[bytes], first: int) -> float:
 
 def test_the_package_says_what_its_estimate_was_made_of(champion: Package) -> None:
     said = champion.info["severity"]
-    assert said["why_not"] == "" and said["copied"] == 100 and 0 < said["seconds"] < 60
+    assert said["why_not"] == "" and said["copied"] == 200 and 0 < said["seconds"] < 60
     assert package.SEVERITY in json.loads(champion.files[package.MANIFEST])
     found = champion.severity()
     assert not isinstance(found, str) and len(found.kinds) == 9

@@ -54,6 +54,8 @@ NAMED = {
     "instance_pools": {"cpu"},
     "cluster_policies": {"development", "one_node", "many_nodes", "cpu_node"},
     "sql_warehouses": {"raypipe"},
+    "alerts": {"drift"},
+    "dashboards": {"raypipe"},
 }
 OUTPUTS = {"id"}  # of every resource, known once it is deployed
 # Names that no model knows, because any would do.

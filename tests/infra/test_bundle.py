@@ -59,7 +59,7 @@ def slips(rng: random.Random) -> Iterator[Slip]:
     for file, text in FILES.items():
         at = 0
         for number, line in enumerate(text.splitlines(keepends=True), 1):
-            code = re.sub(r"(^|\s)#.*", "", line)
+            code = re.sub(r"(^|\s)(#|--\s).*", "", line)  # of YAML and of SQL
             is_prose = re.match(r"\s*(description|build|comment): [A-Z]", code)
             words = [*KEY.finditer(code), *bundle.REFERENCE.finditer(code)] if not is_prose else ()
             for match in words:
