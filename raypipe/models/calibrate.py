@@ -32,6 +32,7 @@ LOWEST, HIGHEST = 0.1, 10.0
 
 BINS = 15  # as in Guo et al.
 FOLDS = 10  # of a cross-validation
+LEAST_IMAGES = 20  # of two images a temperature of 10 came out where scores were right
 LEAST_GAIN = 0.001
 """In nats an image. A model that says 0.5 of everything gains a trace at any temperature."""
 
@@ -65,7 +66,7 @@ class Temperature:
     """How much the cross-entropy of images falls that it was not fitted on; in nats an image."""
 
     gain_error: float
-    """The standard error of `gain`; infinite of a single image."""
+    """The standard error of `gain`; infinite of fewer than LEAST_IMAGES, which do not say."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,15 @@ def choose_temperature(kind: Kind, scores_NC: np.ndarray, targets_NC: np.ndarray
     """
     fitted = fit_temperature(kind, scores_NC, targets_NC)
     images = len(scores_NC)
-    if images == 1:
+    if images < LEAST_IMAGES:
         return Temperature(1.0, fitted, 0.0, math.inf)
     scores = torch.tensor(scores_NC, dtype=torch.float64)
     targets = torch.tensor(targets_NC, dtype=torch.float64)
     before_N = _cross_entropy(kind, scores, targets)
     # Images of one class may stand together, so that neighbours go into different parts.
-    fold_N = np.arange(images) % min(FOLDS, images)
+    fold_N = np.arange(images) % FOLDS
     gain_N = np.zeros(images)
-    for fold in range(fold_N.max() + 1):
+    for fold in range(FOLDS):
         out_N = fold_N == fold
         temperature = fit_temperature(kind, scores_NC[~out_N], targets_NC[~out_N])
         mended = tempered(kind, scores[out_N], temperature)

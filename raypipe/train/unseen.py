@@ -43,7 +43,7 @@ class Calibrated:
     gain: float
     """How much the cross-entropy of such images falls, in nats an image: a cross-validation."""
     gain_error: float
-    """The standard error of `gain`."""
+    """The standard error of `gain`; infinite of few images, see models/calibrate."""
     images: int
     """Images that it was fitted on, of feed.val."""
     test_images: int
@@ -62,9 +62,12 @@ class Calibrated:
         text = f"temperature {self.temperature:.2f}, fitted on {self.images:,} validation images"
         # Nothing was changed, so there is nothing to compare.
         if self.temperature == 1:
+            helps = "does not help images left out of the fit"
+            if self.images < calibrate.LEAST_IMAGES:
+                helps = f"fewer than {calibrate.LEAST_IMAGES} do not say whether it helps"
             text = (
                 f"not changed: on {self.images:,} validation images a temperature of "
-                f"{self.fitted:.2f} fits best, and does not help images left out of the fit"
+                f"{self.fitted:.2f} fits best, and {helps}"
             )
             if self.error_before is None:
                 return text

@@ -132,6 +132,10 @@ def test_the_choice_of_very_few_images_is_to_change_nothing() -> None:
     assert choose_temperature("single_label", one, np.eye(2)[:1]).kept == 1
     two = choose_temperature("single_label", one.repeat(2, 0), np.eye(2))
     assert two.kept == 1 and np.isfinite(two.gain)
+    # Scores that are right, of which some few images look too sure or too unsure by chance.
+    for images in (2, 5, 19):
+        drawn = [overconfident("single_label", 1.0, images, seed) for seed in range(30)]
+        assert {choose_temperature("single_label", *both).kept for both in drawn} == {1.0}
     # All right and all of one class.
     right = choose_temperature("single_label", one.repeat(50, 0), np.eye(2)[[0] * 50])
     assert np.isfinite(right.kept) and right.kept <= 1
