@@ -37,6 +37,8 @@ def require_spark() -> Any:
         spark_session.require_java()
     except ClusterError as e:
         pytest.skip(str(e), allow_module_level=True)
+    # Else Spark starts the `python3` of PATH: another one, where no environment is activated.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return pyspark
 
 

@@ -349,8 +349,10 @@ def test_a_comparison_that_cannot_be_read_is_a_row_without_numbers(spark: Any, v
 
 
 def test_windows_of_two_lines(spark: Any, view: View) -> None:
+    now = datetime.now(UTC)  # this module was read long before, in a run of everything
+
     def entry(line: str, number: int, event: str, hours: float) -> dict[str, Any]:
-        at = NOW - timedelta(hours=hours)
+        at = now - timedelta(hours=hours)
         row = {"line": line, "number": number, "event": event, "window": number, "at": at}
         return row | {"name": "batch", "table": f"/{line}", "version": number, "images": 20}
 
