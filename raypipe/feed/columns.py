@@ -167,11 +167,18 @@ class Columns:
 
     def labelled(self) -> dict[str | None, int]:
         """Labelled rows by split, where there are any; None: rows without a split."""
+        return self._counted(is_labelled=True)
+
+    def unlabelled(self) -> dict[str | None, int]:
+        """Rows without a label by split; rows that do not count are among those of None."""
+        return self._counted(is_labelled=False)
+
+    def _counted(self, is_labelled: bool) -> dict[str | None, int]:
         values = [None, *self.splits.values]
         counts_V = np.zeros(len(values), np.int64)
         for first in range(0, len(self.splits.codes_P), BLOCK):
             rows = slice(first, first + BLOCK)
-            codes = self.splits.codes_P[rows][self.labels.known(rows)]
+            codes = self.splits.codes_P[rows][self.labels.known(rows) == is_labelled]
             counts_V += np.bincount(codes, minlength=len(values))
         pairs = zip(values, counts_V.tolist(), strict=True)
         return {value: count for value, count in pairs if count}

@@ -75,7 +75,7 @@ def first_answer(result: SearchResult) -> dict[str, str]:
     best = fitted[0]
     beaten = "beaten"
     if best is result.trials[0]:
-        beaten = "no trial beat it" if result.drawn else "no trial began"
+        beaten = "no trial beat it" if result.drawn else "no trial finished an epoch"
     values = " ".join(str(value) for value in best.changes.values())
     return {"first answer": f"{result.metric} {best.metric:.4g} ({values}): {beaten}"}
 

@@ -18,6 +18,9 @@ from raypipe.search.trials.trial import data_key
 from raypipe.train.job import TrainJob
 from raypipe.train.worker import Data, validate
 
+# Of what was tried: there may have been no time for all, and search.limits may forbid some.
+_NO_MEAN = "no mean of those that were tried was better on validation"
+
 
 def ensemble(
     folder: Path,
@@ -38,7 +41,9 @@ def ensemble(
     ledger.forecast.trials_ended = True
     try:
         with ledger.reading(is_answered=True, phase="ensemble"):
-            together.make(joining, cfg, pinned, data, folder, choosing)
+            made = together.make(joining, cfg, pinned, data, folder, choosing)
+        if made is None:
+            ledger.notes.append(f"No ensemble: {_NO_MEAN} than the best one alone")
     except TooShort:
         ledger.notes.append("No ensemble: there was no time to choose one")
     ledger.lap("ensemble")
@@ -75,13 +80,15 @@ def soup_of_best(
     ledger.forecast.combined = max(0, ledger.forecast.combined - most * pinned.counts[job.feed.val])
     try:
         with ledger.reading(is_answered=True, phase="soup"):
-            soup.make(
+            made = soup.make(
                 alike[:most],
                 lambda weights: validate(best_job, data[key], weights),
                 rule.metric,
                 rule.mode,
                 folder,
             )
+        if made is None:
+            ledger.notes.append(f"No soup: {_NO_MEAN} than the best one alone")
     except TooShort:
         ledger.notes.append("No soup: there was no time to judge one")
     ledger.lap("soup")

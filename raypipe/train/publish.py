@@ -231,7 +231,11 @@ def _log(
     def log_into(run_id: str) -> None:
         # A mean of several models is no epoch of a training: theirs are in the trials' runs.
         is_mean = result.metrics not in result.history
-        runs.log_history(store, run_id, [result.metrics] if is_mean else result.history)
+        epochs = [result.metrics] if is_mean else [*result.history]
+        if epochs[-1] != result.metrics:
+            # MLflow shows the last value as the run's. The model is of an earlier epoch.
+            epochs.append(result.metrics)
+        runs.log_history(store, run_id, epochs)
         runs.log_text(store, run_id, dump(job), "config.yaml")
         for number, (child, params, history, cost) in enumerate(children):
             if until is not None and time.monotonic() > until:

@@ -154,6 +154,10 @@ def _tell_of_labels(pinned: Pinned, feed: FeedConfig, show: Show) -> None:
     used: set[str | None] = set()
     for name in ("train", "val", "test"):
         used |= {*pinned.parts(getattr(feed, name))}
+    bare = {s: rows for s, rows in pinned.columns.unlabelled().items() if s in used}
+    if bare:
+        named = ", ".join(f"{rows:,} of {split}" for split, rows in bare.items())
+        show.say(f"Images without a label are not used: {named}")
     others = {s: rows for s, rows in pinned.columns.labelled().items() if s not in used}
     if feed.leave_out is not None:
         others.pop(None, None)  # what is left out has no split here

@@ -9,9 +9,12 @@ from typing import Any
 import mlflow
 import pytest
 
+from raypipe.config import validate
 from raypipe.registry import runs
 from raypipe.registry.store import Store
 from raypipe.tables.table import TableVersion
+from raypipe.train import publish
+from raypipe.train.job import TrainJob, TrainResult
 
 VERSION = TableVersion("/data/cells", 17)
 
@@ -137,3 +140,15 @@ def test_metrics_and_parameters_keep_apart_names_that_users_chose(store: Store) 
     kept = store.client.get_run(run_id).data
     assert len(kept.metrics) == 2 * len(slices) and len(kept.params) == len(slices)
     assert kept.metrics["gate.line_1"] == 1.0 and "gate.line_1-" in " ".join(kept.metrics)
+
+
+def test_the_values_of_a_run_are_those_of_the_epoch_that_is_registered(store: Store) -> None:
+    """MLflow lists a run with the last value of each metric. The best epoch was earlier, so a run
+    of val_accuracy 0.68 had a model of 0.70."""
+    epochs = [{"val_accuracy": value} for value in (0.6, 0.7, 0.68)]
+    found = TrainResult("best", VERSION, ("a", "b"), epochs[1], tuple(epochs), 0, "/w", 0.0)
+    job = validate(TrainJob, {"table": {"uri": VERSION.uri}})
+    run_id = publish._log(store, job, found, "train", {}, [], {})
+    assert store.client.get_run(run_id).data.metrics == {"val_accuracy": 0.7}
+    logged = store.client.get_metric_history(run_id, "val_accuracy")
+    assert [m.value for m in logged] == [0.6, 0.7, 0.68, 0.7]

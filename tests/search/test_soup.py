@@ -123,6 +123,11 @@ def test_a_search_registers_the_mean_when_it_is_better(
     assert len(judged) == 2
     assert found.members == ((best.name, other.name) if is_better else ())
     assert (found.best.checkpoint != best.checkpoint) == is_better
+    # Whoever asked for a mean is told that it was tried.
+    none = (
+        "No soup: no mean of those that were tried was better on validation than the best one alone"
+    )
+    assert found.notes == (() if is_better else (none,))
     registered = judged[1 if is_better else 0]["val_loss"]
     assert found.best.metrics["val_loss"] == pytest.approx(registered, rel=1e-4)
     data = prepare(found.job, pin(job.table, job.feed))

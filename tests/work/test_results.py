@@ -71,7 +71,7 @@ def test_what_the_splits_lack_is_said() -> None:
             unlearned=lambda train, split: {} if "val" in train else pinned_unlearned,
             classes=range(10),
             parts=lambda split: [split],
-            columns=SimpleNamespace(labelled=lambda: {}),
+            columns=SimpleNamespace(labelled=dict, unlabelled=dict),
             task=SimpleNamespace(kind="single_label"),
         )
         training._tell_of_splits(pinned, job.feed, show, refits)
@@ -101,11 +101,11 @@ def test_what_the_splits_lack_is_said() -> None:
 
 def test_labels_that_nobody_uses_and_numbers_are_said(tmp_path: Path) -> None:
     """Rows of a misspelt split were left out, and 40 prices were 40 classes, without a word."""
-    splits = ["train"] * 30 + ["val"] * 6 + ["Train"] * 3 + [None]
+    splits = ["train"] * 30 + ["val"] * 6 + ["Train"] * 3 + [None, "train", "train", "val", "Train"]
     rows = {
-        "image_id": [f"i{n}" for n in range(40)],
-        "image": [b"x"] * 40,
-        "label": [f"{n + 0.5}" for n in range(40)],
+        "image_id": [f"i{n}" for n in range(44)],
+        "image": [b"x"] * 44,
+        "label": [*(f"{n + 0.5}" for n in range(40)), None, " ", "", None],
         "split": splits,
     }
     append(str(tmp_path / "t"), pa.table(rows), "add")
@@ -114,7 +114,9 @@ def test_labels_that_nobody_uses_and_numbers_are_said(tmp_path: Path) -> None:
     said: list[str] = []
     show: Any = SimpleNamespace(say=said.append)
     training._tell_of_labels(pinned, job.feed, show)
-    unused, numbers = said
+    bare, unused, numbers = said
+    # Rows of training that had lost their labels were left out without a word, too.
+    assert bare == "Images without a label are not used: 2 of train, 1 of val"
     assert unused.startswith("4 labelled images are not used: their split is")
     assert "no split" in unused and "'Train'" in unused
     assert "All 40 classes are numbers" in numbers and "model.task=regression" in numbers
