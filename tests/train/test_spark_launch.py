@@ -406,7 +406,7 @@ def test_what_one_launcher_began_the_other_finishes(
     [
         (signal.SIGKILL, -9, ""),
         (signal.SIGTERM, 1, "Stopped on request.*is saved"),
-        (signal.SIGINT, 130, ""),
+        (signal.SIGINT, 1, "Interrupted. Run the same command again"),
     ],
 )
 def test_a_driver_that_is_ended(
