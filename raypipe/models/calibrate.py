@@ -66,7 +66,7 @@ class Temperature:
     """How much the cross-entropy of images falls that it was not fitted on; in nats an image."""
 
     gain_error: float
-    """The standard error of `gain`; infinite of fewer than LEAST_IMAGES, which do not say."""
+    """The standard error of `gain`; infinite of fewer than LEAST_IMAGES."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ class Calibration:
 def choose_temperature(kind: Kind, scores_NC: np.ndarray, targets_NC: np.ndarray) -> Temperature:
     """The fitted temperature if it helps images that it was not fitted on, else 1.
 
+    Of fewer than LEAST_IMAGES images it is always 1.
     The images are dealt into FOLDS parts, in the order in which they come, which is the same for
     the same images. Arguments and errors are fit_temperature's.
     """

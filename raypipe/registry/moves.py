@@ -98,7 +98,7 @@ class History:
 
     def before(self, version: int | None) -> int | None:
         """The version that was in use before this one, leaving out barred ones."""
-        # Moves by hand may lead back to the version in use: that is none before it.
+        # Moves by hand may lead back to the version in use, which does not come before itself.
         seen: set[int] = set()
         while version is not None and version not in seen:
             if seen and self.rolled_back(version) is None:

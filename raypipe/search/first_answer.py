@@ -107,8 +107,8 @@ def make(
     """
     began = clock()
     found = FirstAnswer() if found is None else found
-    # What was reached before a kill, whose seconds count. Where other backbones are installed now,
-    # another head has the name.
+    # What was reached before a kill, whose seconds count. If other backbones are installed now,
+    # another head may have the name.
     earlier = {(one.by, one.value): one for one in read_reached(folder)[0]}
     before_s = read_first_s(folder)
 

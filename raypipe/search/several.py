@@ -19,7 +19,7 @@ from raypipe.train.job import TrainJob
 from raypipe.train.worker import Data, validate
 
 # Of what was tried: there may have been no time for all, and search.limits may forbid some.
-_NO_MEAN = "no mean of those that were tried was better on validation"
+_NO_BETTER = "no mean of those that were tried was better on validation than the best one alone"
 
 
 def ensemble(
@@ -43,7 +43,7 @@ def ensemble(
         with ledger.reading(is_answered=True, phase="ensemble"):
             made = together.make(joining, cfg, pinned, data, folder, choosing)
         if made is None:
-            ledger.notes.append(f"No ensemble: {_NO_MEAN} than the best one alone")
+            ledger.notes.append(f"No ensemble: {_NO_BETTER}")
     except TooShort:
         ledger.notes.append("No ensemble: there was no time to choose one")
     ledger.lap("ensemble")
@@ -88,7 +88,7 @@ def soup_of_best(
                 folder,
             )
         if made is None:
-            ledger.notes.append(f"No soup: {_NO_MEAN} than the best one alone")
+            ledger.notes.append(f"No soup: {_NO_BETTER}")
     except TooShort:
         ledger.notes.append("No soup: there was no time to judge one")
     ledger.lap("soup")

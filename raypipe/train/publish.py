@@ -231,9 +231,9 @@ def _log(
     def log_into(run_id: str) -> None:
         # A mean of several models is no epoch of a training: theirs are in the trials' runs.
         is_mean = result.metrics not in result.history
-        epochs = [result.metrics] if is_mean else [*result.history]
-        if epochs[-1] != result.metrics:
-            # MLflow shows the last value as the run's. The model is of an earlier epoch.
+        epochs = [] if is_mean else [*result.history]
+        if epochs[-1:] != [result.metrics]:
+            # MLflow shows the last value as the run's. The model may be of an earlier epoch.
             epochs.append(result.metrics)
         runs.log_history(store, run_id, epochs)
         runs.log_text(store, run_id, dump(job), "config.yaml")

@@ -147,7 +147,7 @@ class TrainConfig(ParallelConfig):
 
     @property
     def waits_s(self) -> float:
-        """`timeout_s` for what waits: older runs may have kept a number that it would refuse."""
+        """`timeout_s`, at most LONGEST_S. A larger one is not refused, because packages keep it."""
         return min(self.timeout_s, LONGEST_S)
 
     @property

@@ -335,8 +335,8 @@ def _retrain(request: Request, wanted: Wanted, pinned: Pinned, held: Held) -> Re
         )
         held.reached("ended", evidence={"decision": "", "check": None}, **spent)
         say(text)
-        none = Decision(False, text)
-        return RetrainResult(champion, None, none, (), key=trained, device_s=device_s)
+        stays = Decision(False, text)
+        return RetrainResult(champion, None, stays, (), key=trained, device_s=device_s)
     belonging = judging.group_column(job.registry, package, pinned)
     # Fields of a slice are part of the key: a row that lacks one of them could not be read.
     parts = (champion, challenger, pinned.version)

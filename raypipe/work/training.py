@@ -150,7 +150,7 @@ def _tell_of_splits(
 
 
 def _tell_of_labels(pinned: Pinned, feed: FeedConfig, show: Show) -> None:
-    """Say so if labels are used by nobody, or look like numbers of a regression."""
+    """Say so if images lack a label, or labels are used by nobody or look like measurements."""
     used: set[str | None] = set()
     for name in ("train", "val", "test"):
         used |= {*pinned.parts(getattr(feed, name))}

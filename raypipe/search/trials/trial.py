@@ -30,7 +30,7 @@ from raypipe.train.worker import Data, train_rank
 def data_key(job: TrainJob) -> str:
     """Trials with equal keys train on the same arrays."""
     model = job.model
-    # A head of a first answer on another backbone than the job's has none of its normalisation.
+    # Heads of a first answer on another backbone do not have the job's mean, std and options.
     seen_as = model.options, model.mean, model.std
     return key_of(model.name, model.mode, model.pixels, *seen_as)
 
